@@ -89,6 +89,16 @@ class Command(click.Command):
         for each in self.params:
             each.envvar = variables(self.name or "", each)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; a negative number in them is no option that does not exist."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name[1:2].isdigit():
+                what = "-- before it says that it is no option"
+                raise click.UsageError(f"{error.option_name} is negative; {what}", ctx) from None
+            raise
+
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         """Parse the arguments; with --json, a usage error is an object on stdout too."""
         given = list(args)

@@ -19,45 +19,30 @@ from tierstore_cli.commands import load_command, summaries
 from tierstore_cli.failure import CLOSED_PIPE, Interrupted, writing_output
 from tierstore_cli.text import discard, tell
 
-ELSEWHERE = {
-    "append": "load",
-    "alter-table": "alter",
-    "backup": "save",
-    "convert": "alter",
-    "cat": "get",
-    "check": "verify",
-    "commits": "log",
-    "compact": "fold",
-    "copy": "save",
-    "cp": "save",
-    "create": "init",
-    "delete": "drop",
-    "dump": "export",
-    "fix": "mend",
-    "fsck": "verify",
-    "gc": "fold",
-    "history": "log",
-    "import": "load",
-    "info": "inspect",
-    "list": "inspect",
-    "ls": "inspect",
-    "mv": "rename",
-    "new": "init",
-    "read": "get",
-    "revert": "restore",
-    "rm": "drop",
-    "rollback": "restore",
-    "search": "near",
-    "set": "put",
-    "show": "inspect",
-    "stats": "inspect",
-    "tag": "keep",
-    "untag": "release",
-    "vacuum": "fold",
-    "versions": "log",
-    "watch": "top",
-    "write": "put",
+_CALLED = {
+    "alter": "alter-table convert",
+    "drop": "delete rm",
+    "export": "dump",
+    "fold": "compact gc vacuum",
+    "get": "cat read",
+    "init": "create new",
+    "inspect": "info list ls show stats",
+    "keep": "tag",
+    "load": "append import",
+    "log": "commits history versions",
+    "mend": "fix",
+    "near": "search",
+    "put": "set write",
+    "release": "untag",
+    "rename": "mv",
+    "restore": "revert rollback",
+    "save": "backup copy cp",
+    "top": "watch",
+    "verify": "check fsck",
 }
+"""Commands, and what they are called in other tools."""
+
+ELSEWHERE = {word: name for name, words in _CALLED.items() for word in words.split()}
 """Names of commands in other tools, and the command here that does the same."""
 
 

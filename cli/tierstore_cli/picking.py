@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,6 +92,8 @@ def _keys_for(table: Table, file: str) -> Keys:
     keys = keys_in(file)
     if isinstance(keys, np.ndarray) and table.keys is not None and table.keys.kind == "str":
         return [str(key) for key in keys.tolist()]
+    if not isinstance(keys, np.ndarray) and table.keys is not None and table.keys.kind != "str":
+        return np.array(typed_keys(table, keys), np.int64)  # which names those that are no numbers
     return keys
 
 
@@ -98,8 +101,9 @@ def typed_keys(table: Table, keys: Sequence[str]) -> list[str] | list[int]:
     """Return keys as whole numbers where those of the table are."""
     if table.keys is None or table.keys.kind == "str":
         return list(keys)
-    try:
-        return list(map(int, keys))
-    except ValueError:
-        words = ", ".join(map(repr, keys))
-        raise click.UsageError(f"keys of {table.name} are whole numbers, not {words}") from None
+    wrong = [key for key in keys if not re.fullmatch(r"[+-]?\d+", key, re.ASCII)]
+    if wrong:
+        more = f" and {len(wrong) - 3:,} more" if len(wrong) > 3 else ""
+        words = ", ".join(map(repr, wrong[:3]))
+        raise click.UsageError(f"keys of {table.name} are whole numbers, not {words}{more}")
+    return list(map(int, keys))

@@ -93,3 +93,20 @@ def test_what_is_no_id_may_be_meant_as_a_key(run, pair):
         in run("get", pair, "w1", "--table", "item", code=2).stderr
     )
     assert "-1" in run("near", pair, "--id", "-1", "--table", "item", code=2).stderr
+
+
+def test_messages_name_what_is_wrong_and_the_way_on(run, tmp_path):
+    path = tmp_path / "k.tier"
+    run("init", path, "--dim", 2, "--by-key", "int64")
+    (tmp_path / "words.txt").write_text("1\na\nb\nc\nd\n")
+    said = run("get", path, "--keys-from", tmp_path / "words.txt", code=2).stderr
+    assert "whole numbers, not 'a', 'b', 'c' and 1 more" in said
+    assert "whole numbers, not 'x'" in run("get", path, "--key", "1", "--key", "x", code=2).stderr
+    assert "-1 is negative" in run("get", path, "-1", code=2).stderr
+    run("init", tmp_path / "p.tier", "--rows", 3, "--dim", 2)
+    said = run("get", tmp_path / "p.tier", "--key", 3, code=1).stderr
+    assert "tierstore keys set (Store.set_keys)" in said  # the shell's word, then Python's
+    run("init", tmp_path / "i.tier", "--rows", 3, "--dim", 1, "--dtype", "int8")
+    for value, why in ((300, "cannot hold 300"), (1.5, "whole numbers, not 1.5")):
+        said = run("put", tmp_path / "i.tier", "--id", 1, value, code=2).stderr
+        assert "int8" in said and why in said

@@ -81,7 +81,7 @@ def check_copy(where: Path, copy: State, source: Manifest) -> bool:
     origin, parent = copy.manifest.origin, copy.identity.parent
     uuid = origin.uuid if origin else parent.uuid if parent else None
     if uuid != source.uuid:
-        of = f"a copy of the store {uuid}" if uuid else "no copy"
+        of = f"a copy of the store {uuid}" if uuid else "a store of its own"
         raise InvalidInputError(
             f"{where} is {of}, not a copy of the store {source.uuid}; save a new copy elsewhere"
         )

@@ -96,22 +96,30 @@ def save(
         return
     if dry_run:
         raise click.UsageError("--dry-run goes with --incremental")
-    if partitions is not None:
-        if skip_damaged:
-            raise click.UsageError("--partitions copies a whole store; repair it first")
-        _save_partitioned(out, store, dest, version, partitions)
-        return
+    if partitions is not None and skip_damaged:
+        raise click.UsageError("--partitions copies a whole store; repair it first")
     makes(dest)
     with open_store(store, version=version) as opened, Progress("copying") as progress:
-        version = opened.version
+        data: dict[str, Any] = {
+            "store": full_name(store),
+            "dest": full_name(dest),
+            "version": opened.version,
+        }
+        text = f"saved version {opened.version} of {store} to {dest}"
+        if partitions is not None:
+            from tierstore import distributed  # imports torch
+
+            places = (full_name(store), full_name(dest))
+            distributed.save(
+                *places, partitions=partitions, version=opened.version, progress=progress
+            )
+            text += f", in {counted(partitions, 'partition')}"
+            out.show(data | {"partitions": partitions}, text)
+            return
         before = {name: opened[name].spec.backend for name in opened if name not in opened.damaged}
         skipped = opened.save(
-            dest,
-            backend=backend,
-            damaged="skip" if skip_damaged else "raise",
-            progress=progress,
+            dest, backend=backend, damaged="skip" if skip_damaged else "raise", progress=progress
         )
-    data: dict[str, Any] = {"store": full_name(store), "dest": full_name(dest), "version": version}
     data["backends"] = _backends(out, before, dest, backend)
     if skip_damaged:
         data["skipped"] = dataclasses.asdict(skipped)
@@ -120,7 +128,7 @@ def save(
     for kind in ("tables", "keys", "payload"):
         for name in getattr(skipped, kind):
             out.note(f"Warning: {kind} damaged and omitted: {name}")
-    out.show(data, f"saved version {version} of {store} to {dest}")
+    out.show(data, text)
 
 
 def _backends(
@@ -192,31 +200,4 @@ def _summary(done: CopyUpdate, store: Place, dest: Place, *, dry_run: bool) -> s
     return (
         f"{verb} {dest} {since}to version {done.to_version} of {store}: "
         f"{format_bytes(done.bytes)} to write"
-    )
-
-
-def _save_partitioned(
-    out: Output, store: Place, dest: Place, version: int | str | None, partitions: int
-) -> None:
-    """Copy one version to a store with partitions."""
-    from tierstore import distributed  # imports torch
-
-    makes(dest)
-    with open_store(store, version=version) as opened, Progress("copying") as progress:
-        version = opened.version
-        distributed.save(
-            full_name(store),
-            full_name(dest),
-            partitions=partitions,
-            version=version,
-            progress=progress,
-        )
-    data = {
-        "store": full_name(store),
-        "dest": full_name(dest),
-        "version": version,
-        "partitions": partitions,
-    }
-    out.show(
-        data, f"saved version {version} of {store} to {dest}, in {counted(partitions, 'partition')}"
     )
