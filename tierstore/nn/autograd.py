@@ -194,7 +194,6 @@ class Batch:
         ids: Tensor,
         padding_idx: int | None,
         abandoned: Abandoned,
-        touched: frozenset[int] = _FIRST,
         *,
         lease: Lease | None = None,
         zeros: Zeros | None = None,
@@ -202,8 +201,8 @@ class Batch:
         """Lease the rows; the lease of a batch that is dropped goes to `abandoned`.
 
         The ids are the caller's and may change afterwards: nothing refers to them. Those of a joint
-        table are rows of its space, of the tables `touched`. The batch takes over a `lease` on
-        their rows. Sums of gradients may begin from `zeros`, and be left there.
+        table are rows of its space. The batch takes over a `lease` on their rows. Sums of gradients
+        may begin from `zeros`, and be left there.
         """
         self._table = table
         self._abandoned = abandoned
@@ -337,7 +336,7 @@ class Batch:
         if not self.lease.ended:
             return self
         self.check_named(touched)
-        other = Batch(self._table, self.ids, None, self._abandoned, touched)
+        other = Batch(self._table, self.ids, None, self._abandoned)
         self.check_named(touched)  # again: another thread may have come before the lease
         other.counted = self.counted
         return other
@@ -403,9 +402,7 @@ def merged(
     touched = _touched(gradients)
     for each in gradients:
         each.batch.check_named(each.touched)
-    batch = Batch(
-        table, torch.cat([each.batch.ids for each in gradients]), None, abandoned, touched
-    )
+    batch = Batch(table, torch.cat([each.batch.ids for each in gradients]), None, abandoned)
     for each in gradients:  # again: another thread may have come before the lease
         each.batch.check_named(each.touched)
     places, found = [], batch.positions.split([each.batch.size for each in gradients])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -100,11 +98,6 @@ class Average:
         layout = self._table.spec.layout
         lease.write_columns(Columns(layout, (self._mean, self._of_step)), written)
         return {self.count_name: step, self._decay: decay}
-
-    def read(self, ids: Tensor) -> Tensor:
-        """Return the average of the row of each id after the last step."""
-        values: Any = self._table.read(ids, self.names)
-        return self.after(self.steps, values)
 
     def like(self) -> Tensor:
         """Return no averages, `(0, dim)`, of the type and where they are."""

@@ -113,7 +113,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             torch.compiler.is_compiling()
             or torch.jit.is_tracing()
             or torch._C._are_functorch_transforms_active()
-            or self._average is not None
+            or self._averages
         ):
             return self._expanded(bags)
         parts = [Part(layer, self._columns, bags, (0,), (len(bags.ids),), (0,), first)]
@@ -143,17 +143,3 @@ class TieredEmbeddingBag(TieredEmbedding):
             if self.padding_idx is not None:  # as a lookup requests them
                 ids = torch.cat([ids, ids.new_full((1,), self.padding_idx)])
         super().prefetch(ids, window=window)
-
-    # -- what pooling calls
-
-    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
-        """Lease the rows of ids whose gradient may come."""
-        return self._leased(rows, self.padding_idx)
-
-    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Any:
-        """Lease the rows of ids that take no part in training."""
-        return self._lease_to_read(rows)
-
-    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
-        """Return the rows of ids that take no part in training."""
-        return self._read_rows(rows)

@@ -149,7 +149,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         """
         other = copy.deepcopy(self, {AVERAGED: True})
         for group in range(len(other.groups)):
-            other._layer(group).average()
+            other._layer(group).look_up_averages()
         return other
 
     def forward(self, features: Any) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from tierstore._store.store import Store
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
-from tierstore.distributed.request import Call
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
     InvalidInputError,
@@ -31,7 +30,6 @@ from tierstore.errors import (
 )
 from tierstore.nn import autograd, compiling, pointers
 from tierstore.nn.autograd import Batch
-from tierstore.nn.average import Average
 from tierstore.nn.jagged import jagged
 from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
 from tierstore.nn.layer import AVERAGED, RowsLayer
@@ -115,7 +113,6 @@ class TieredEmbedding(RowsLayer):
         )
         self._keyed: ByKey | None = keyed
         self.padding_idx: int | None = from_start(padding_idx, table.rows)
-        self._average: Average | None = None
         if not isinstance(table, ByKey):
             warn_of_zeros(table, self.field)
 
@@ -199,11 +196,8 @@ class TieredEmbedding(RowsLayer):
         """
         if self._keyed is not None:
             raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
-        average = Average(self._shard, self.field)
-        average.check_kept()
         layer = copy.deepcopy(self, {AVERAGED: True})
-        layer._average = average
-        layer.requires_grad_(False)
+        layer.look_up_averages()
         return layer
 
     @property
@@ -300,13 +294,13 @@ class TieredEmbedding(RowsLayer):
 
     def _lease_rows(self, ids: Tensor) -> tuple[Batch | RemoteBatch, Tensor]:
         """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
-        if self._average is not None:
-            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
         rows: Tensor
         if self.is_shared:
-            batch = self._leased(ids, self.padding_idx)
+            batch = self.lease_rows(ids)
             rows = batch.lease.expand(self.field).view(*ids.shape, self.embedding_dim)
             return batch, rows.to(self._anchor)
+        if self._averages:
+            self._check_trained()
         own = self._own
         own.settle()
         lease, rows = self.table._lease_and_read(ids, self.field)
@@ -314,27 +308,6 @@ class TieredEmbedding(RowsLayer):
             self.table, ids, self.padding_idx, own.abandoned, lease=lease, zeros=own.zeros
         )
         return batch, rows if self._as_stored else rows.to(self._anchor)
-
-    def _read_rows(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids that take no part in training."""
-        average, settle = self._average, self._own.settle
-        if self.is_shared:
-            shared: Any = self.table
-            call = Call("look up" if average is None else "average", self.field)
-            like = self._like if average is None else average.like()
-            read = self._read_shard if average is None else average.read
-            found: Tensor = shared.read_with(ids, call, like, read, settle)
-            return found.view(*ids.shape, self.embedding_dim).to(self._anchor)
-        settle()
-        if average is not None:
-            return average.read(ids).to(self._anchor)
-        rows: Tensor = self.table.read(ids, self.field)
-        return rows.to(self._anchor)
-
-    def _read_shard(self, rows: Tensor) -> Tensor:
-        """Return rows of this rank, `(n, dim)`."""
-        found: Tensor = self._shard.read(rows, self.field)
-        return found
 
     def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
         """Keep the gradient of each id's row, summed by row, for the optimizer."""

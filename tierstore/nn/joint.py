@@ -1,7 +1,7 @@
 """One lookup for several features, of tables that share a space and a layout.
 
     rows = layer.in_space(ids, features, lengths)              # ids are checked here alone
-    batch = layer.lease_rows(rows, features.touched(lengths))  # one lease for all of them
+    batch = layer.lease_rows(rows)                             # one lease for all of them
     looked.give(gradient)                                      # one sum by row
 
 `ids` are those of all features, one feature after another, and `rows` are the rows of the space
@@ -20,21 +20,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
 from tierstore._table.recycled import Recycled
 from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.known import Known, on_host
-from tierstore.distributed.request import Call
 from tierstore.errors import InvalidInputError
 from tierstore.nn import compiling
 from tierstore.nn.autograd import Batch, accumulates
-from tierstore.nn.average import Average
 from tierstore.nn.jagged import Bags, no_padding
 from tierstore.nn.layer import RowsLayer
 from tierstore.nn.parts import Apart, SideBySide, as_one
 from tierstore.nn.pooling import Part, Pooling, read_pooled, side_by_side
-from tierstore.nn.remote import RemoteBatch, RemoteLease
+from tierstore.nn.remote import RemoteBatch
 from tierstore.nn.rows import RowsParameter, tracing_refused
 
 
@@ -183,7 +180,6 @@ class JointLayer(RowsLayer):
     def __init__(self, table: JointTable | DistributedJointTable, field: str) -> None:
         """Put a layer over a field of a joint table."""
         super().__init__(table, field)
-        self._averages: list[Average] = []
         self.memory: Recycled = Recycled()
         self.is_single: bool = self._dtype == torch.float32 and self._device == "cpu"
 
@@ -216,7 +212,7 @@ class JointLayer(RowsLayer):
             if self._trains():
                 return _apply(self._own, (self, ids, features, lengths, counted, apart))
             rows = self.in_space(ids, features, lengths)
-            read = self.read_rows(rows, features.touched(lengths))
+            read = self.read_rows(rows)
         return _parts(read, lengths, apart=apart)
 
     def _trains(self) -> bool:
@@ -236,18 +232,11 @@ class JointLayer(RowsLayer):
         """Return the rows of the space that ids stand for; see `JointTable.in_space`."""
         return self.table.in_space(ids, features, lengths)
 
-    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch | RemoteBatch:
-        """Lease rows whose gradient may come, of the tables `touched`."""
-        self._check_trained()
-        return self._leased(rows, None, touched)
-
     def checks_late(self, ids: Tensor) -> bool:
         """Whether `lease_features` checks ids in the launches of the lease."""
         return not self.is_shared and self.table.checks_late(ids)
 
-    def lease_features(
-        self, ids: Tensor, features: Features, lengths: Sequence[int], touched: frozenset[int]
-    ) -> Batch:
+    def lease_features(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Batch:
         """Lease the rows of ids for which `checks_late` is true, whose gradient may come."""
         self._check_trained()
         own = self._own
@@ -255,49 +244,9 @@ class JointLayer(RowsLayer):
         lease = self.table.lease_features(ids, features, lengths)
         return Batch(self.table, ids, None, own.abandoned, lease=lease, zeros=own.zeros)
 
-    def _check_trained(self) -> None:
-        """Raise InvalidInputError for averages."""
-        if self._averages:
-            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
-
-    def expands(self, nbytes: int) -> bool:
-        """Tell whether to read a row for each id; see `RowsLayer.expands`. Averages always do."""
-        return bool(self._averages) or super().expands(nbytes)
-
-    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease | RemoteLease:
-        """Lease rows that take no part in training, of the tables `touched`."""
-        return self._lease_to_read(rows, touched)
-
-    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
-        """Return rows that take no part in training, `(n, dim)`."""
-        settle = self._own.settle
-        if self.is_shared:
-            call = Call("average" if self._averages else "look up", self.field)
-            read = self._averaged if self._averages else self._read_shard
-            of_ranks: Tensor = self.table.read_with(rows, call, self._like_read(), read, settle)
-            return of_ranks.to(self._anchor)
-        settle()
-        if self._averages:
-            return self._averaged(rows, touched).to(self._anchor)
-        found: Tensor = self.table.read(rows, self.field)
-        return found.to(self._anchor)
-
-    def _read_shard(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
-        """Return rows of this rank, `(n, dim)`."""
-        found: Tensor = self._shard.read(rows, self.field)
-        return found
-
-    def _like_read(self) -> Tensor:
-        """Return no rows, `(0, dim)`, as `read_rows` reads them."""
-        return self._averages[0].like() if self._averages else self._like
-
-    def _averaged(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
-        """Return the averages of rows of this rank, `(n, dim)`."""
-        first = self._averages[0]
+    def _steps(self, rows: Tensor) -> Tensor:
         steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
-        values = self._shard.read(rows, first.names)
-        tables = self._shard.location.tables_of(rows)
-        return first.after(steps[tables][:, None], values)
+        return steps[self._shard.location.tables_of(rows)][:, None]
 
     def leased(
         self, ids: Tensor, features: Features, lengths: Sequence[int], counted: Tensor | None
@@ -306,7 +255,7 @@ class JointLayer(RowsLayer):
         batch: Batch | RemoteBatch
         touched = features.touched(lengths)
         if self.is_shared:
-            batch = self.lease_rows(self.in_space(ids, features, lengths), touched)
+            batch = self.lease_rows(self.in_space(ids, features, lengths))
             found: Tensor = batch.lease.expand(self.field)
         else:
             self._check_trained()
@@ -329,7 +278,7 @@ class JointLayer(RowsLayer):
     def _read_features(self, ids: Tensor, asked: compiling.Asked) -> Tensor:
         """Return the row of each id, outside training."""
         features, lengths = asked.features, asked.lengths
-        return self.read_rows(self.in_space(ids, features, lengths), features.touched(lengths))
+        return self.read_rows(self.in_space(ids, features, lengths))
 
     def _take_gradient(self, looked: Looked, gradient: Tensor) -> None:
         """Take the gradient of each id's row."""
@@ -357,14 +306,6 @@ class JointLayer(RowsLayer):
         columns, places = side_by_side(modes, self.embedding_dim), tuple(range(len(modes)))
         return Part(self, columns, rows, features.tables, lengths, places), counted
 
-    def average(self) -> None:
-        """Look averages up from now on, frozen. Raises InvalidInputError where none are kept."""
-        averages = [Average(table, self.field) for table in self._shard.tables]
-        for each in averages:
-            each.check_kept()
-        self._averages = averages
-        self.requires_grad_(False)
-
     def extra_repr(self) -> str:
         """Name the tables."""
         return f"{self.table.name}, {self.embedding_dim}"
@@ -388,7 +329,7 @@ class KeyedJointLayer(JointLayer):
     def _trains(self) -> bool:
         return self.training and super()._trains()
 
-    def average(self) -> None:
+    def look_up_averages(self) -> None:
         """Raise InvalidInputError: averages go by row."""
         raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
 

@@ -129,7 +129,7 @@ class Reading:
         found: AbstractContextManager[Any] = self._layer._together()
         return found
 
-    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Any:
+    def lease_rows(self, rows: Tensor) -> Any:
         """Raise InvalidInputError: no gradient comes back to these bags."""
         raise InvalidInputError(
             f"weights that need a gradient are for training: the bags of table {self.table.name!r} "
@@ -142,7 +142,7 @@ class Reading:
         """Return True: a row is read for each key."""
         return True
 
-    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+    def read_rows(self, rows: Tensor) -> Tensor:
         """Return the row of each key, `(n, dim)`."""
-        found: Tensor = self._layer.read_rows(rows, touched)
+        found: Tensor = self._layer.read_rows(rows)
         return found

@@ -15,8 +15,10 @@ from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table, reads_each
+from tierstore.distributed.request import Call
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreWarning, warn
 from tierstore.nn.autograd import Batch
+from tierstore.nn.average import Average
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
 from tierstore.nn.rows import RowsParameter
 
@@ -38,9 +40,11 @@ class RowsLayer(torch.nn.Module):
         embedding_dim: elements of a row.
         rows: the parameter.
         is_shared: whether ranks share the table.
+        padding_idx: a row that takes no part in training, or None.
     """
 
     rows: RowsParameter
+    padding_idx: int | None = None
     _own: RowsParameter
 
     def __init__(self, table: Table | JointTable | Shared, field: str) -> None:
@@ -67,6 +71,8 @@ class RowsLayer(torch.nn.Module):
         """Enters the store once for a pass; for shared tables, only defers interrupts."""
         self.field: str = field
         self.embedding_dim: int = item.dim
+        self._averages: list[Average] = []
+        """What is looked up in place of rows, of each table; none where these are."""
         self._begin(empty, rows)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
@@ -88,28 +94,77 @@ class RowsLayer(torch.nn.Module):
 
     # -- what lookups call
 
-    def _leased(
-        self, ids: Tensor, padding_idx: int | None, *touched: frozenset[int]
-    ) -> Batch | RemoteBatch:
-        """Lease the rows of ids whose gradient may come, on every rank that has some of them."""
-        own = self._own
+    def lease_rows(self, rows: Tensor) -> Batch | RemoteBatch:
+        """Lease rows whose gradient may come, wherever they are."""
+        self._check_trained()
+        own, padding = self._own, self.padding_idx
         if self.is_shared:
-            return RemoteBatch(self.table, ids, self.field, self._like, padding_idx, own)
+            return RemoteBatch(self.table, rows, self.field, self._like, padding, own)
         own.settle()
-        return Batch(self.table, ids, padding_idx, own.abandoned, *touched, zeros=own.zeros)
+        return Batch(self.table, rows, padding, own.abandoned, zeros=own.zeros)
 
-    def _lease_to_read(self, ids: Tensor, *touched: frozenset[int]) -> Lease | RemoteLease:
-        """Lease the rows of ids that take no part in training, wherever they are."""
+    def _check_trained(self) -> None:
+        """Raise InvalidInputError for averages."""
+        if self._averages:
+            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
+
+    def read_lease(self, rows: Tensor) -> Lease | RemoteLease:
+        """Lease rows that take no part in training, wherever they are."""
         settle = self._own.settle
         if self.is_shared:
-            return RemoteLease.of(self.table, ids, self.field, self._like, settle)
+            return RemoteLease.of(self.table, rows, self.field, self._like, settle)
         settle()
-        lease: Lease = self.table.lease(ids)
+        lease: Lease = self.table.lease(rows)
         return lease
 
     def expands(self, nbytes: int) -> bool:
-        """Tell whether to read a row for each id, so many bytes, that takes no part in training."""
+        """Tell whether to read a row for each id, so many bytes, that takes no part in training.
+
+        Averages always do.
+        """
+        if self._averages:
+            return True
         return not self.is_shared and reads_each(_first_of(self.table), nbytes)
+
+    def _read_rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids that take no part in training, or their averages."""
+        settle = self._own.settle
+        if self.is_shared:
+            call, like, read = Call("look up", self.field), self._like, self._read_shard
+            if self._averages:
+                call, like = Call("average", self.field), self._averages[0].like()
+                read = self._averaged
+            of_ranks: Tensor = self.table.read_with(ids, call, like, read, settle)
+            return of_ranks.view(*ids.shape, self.embedding_dim).to(self._anchor)
+        settle()
+        if self._averages:
+            return self._averaged(ids).to(self._anchor)
+        rows: Tensor = self.table.read(ids, self.field)
+        return rows.to(self._anchor)
+
+    read_rows = _read_rows
+
+    def _read_shard(self, rows: Tensor, *_: object) -> Tensor:
+        """Return rows of this rank, `(n, dim)`."""
+        found: Tensor = self._shard.read(rows, self.field)
+        return found
+
+    def _averaged(self, rows: Tensor, *_: object) -> Tensor:
+        """Return the averages of rows of this rank, `rows.shape + (dim,)`."""
+        first = self._averages[0]
+        return first.after(self._steps(rows), self._shard.read(rows, first.names))
+
+    def _steps(self, rows: Tensor) -> int | Tensor:
+        """Return the number of steps that were averaged, of all rows or of each, `(n, 1)`."""
+        return self._averages[0].steps
+
+    def look_up_averages(self) -> None:
+        """Look averages up from now on, frozen; raises InvalidInputError where none are kept."""
+        averages = [Average(table, self.field) for table in self._own.tables]
+        for each in averages:
+            each.check_kept()
+        self._averages = averages
+        self.requires_grad_(False)
 
     # -- as a module
 

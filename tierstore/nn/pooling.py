@@ -106,16 +106,16 @@ class Layer(Protocol):
     def _together(self) -> AbstractContextManager[Any]:
         """Enter the store once for what a pass does."""
 
-    def lease_rows(self, rows: Tensor, touched: frozenset[int]) -> Batch:
+    def lease_rows(self, rows: Tensor) -> Batch:
         """Lease rows whose gradient may come."""
 
-    def read_lease(self, rows: Tensor, touched: frozenset[int]) -> Lease:
+    def read_lease(self, rows: Tensor) -> Lease:
         """Lease rows that take no part in training."""
 
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id, so many bytes, that takes no part in training."""
 
-    def read_rows(self, rows: Tensor, touched: frozenset[int]) -> Tensor:
+    def read_rows(self, rows: Tensor) -> Tensor:
         """Return rows that take no part in training, `(n, dim)`."""
 
 
@@ -157,11 +157,11 @@ class Part:
 
     def lease(self) -> Batch:
         """Lease the rows of the ids, whose gradient may come."""
-        ids, features, touched = self.bags.ids, self.features, self.touched()
+        ids, features = self.bags.ids, self.features
         if features is None:
-            return self.layer.lease_rows(ids, touched)
+            return self.layer.lease_rows(ids)
         layer: Any = self.layer
-        batch: Batch = layer.lease_features(ids, features, self.lengths, touched)
+        batch: Batch = layer.lease_features(ids, features, self.lengths)
         return batch
 
     @property
@@ -277,9 +277,9 @@ def read_pooled(parts: Sequence[Part], dtype: torch.dtype | None = None) -> Tens
     for part in parts:
         layer, ids = part.layer, part.rows
         if layer.expands(part.item.nbytes * len(ids)):
-            out = part.pool_rows(layer.read_rows(ids, part.touched()), dtype, out)
+            out = part.pool_rows(layer.read_rows(ids), dtype, out)
         else:
-            with layer.read_lease(ids, part.touched()) as lease:
+            with layer.read_lease(ids) as lease:
                 out, _ = part.pool(lease, dtype, out)
     found: Tensor = out.to(parts[0].layer._anchor.device)
     return found
@@ -319,7 +319,7 @@ class Pooling:
         with parts[0].layer._together() if parts else nullcontext():
             for part, rows_need, weights_need in zip(parts, trained, weighed, strict=True):
                 if isinstance(part.layer, Reading) and not weights_need:
-                    rows = part.layer.read_rows(part.rows, part.touched())
+                    rows = part.layer.read_rows(part.rows)
                     out = part.pool_rows(rows, dtype, out)
                     found.pooled.append(None)
                     continue

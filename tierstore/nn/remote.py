@@ -122,7 +122,7 @@ class RemoteBatch:
 
         def serve(request: Request) -> Answer:
             padding = table.padding(padding_idx)
-            self.local = Batch(table.shard, request.asked, padding, own.abandoned, request.touched)
+            self.local = Batch(table.shard, request.asked, padding, own.abandoned)
             return _answered(self.local.lease, field)
 
         request, rows = table.look_up(ids, Call("look up", field), like, serve, own.settle)
