@@ -214,3 +214,51 @@ def test_rows_with_keys_grow(stores: tuple[Path, Path]) -> None:
             assert ids == range(ROWS + 10, ROWS + 13)
             assert store["item"].lookup("more 12") == ROWS + 12
     same(stores)
+
+
+def told(store: tierstore.Store, path: Path) -> dict[str, Any]:
+    """Change a store, and return what it tells of that and of itself."""
+    ids = np.arange(0, ROWS, 3)
+    store["item"].write(ids, rows(9, len(ids)))
+    store.commit(1, keep="one")
+    store.alter_table("item", dtype={"moment": "float16"})
+    store["item"].write(ids + 1, rows(10, len(ids)))
+    store.commit(2)
+    store.write_patch(path / "patch", 3)
+    store.save(path / "copy")
+    with tierstore.open(path / "copy") as copy:
+        saved = {name: copy["item"].read(np.arange(ROWS), name) for name in copy["item"].fields}
+    found = {
+        "saved": {name: values.tolist() for name, values in saved.items()},
+        "changed": {name: ids.tolist() for name, ids in store.changed("one").items()},
+        "patched": store.changed(3)["item"].tolist(),
+        "verified": store.verify().ok,
+        "damaged": dict(store.damaged),
+        "versions": [(each.version, each.step, each.names) for each in store.versions()],
+        "refreshed": store.refresh(),
+    }
+    store.replace_table("item", store["item"].spec, reinitialize=True)
+    assert store.update_copy(path / "copy").whole == [] and (path / "patch").stat().st_size
+    return found
+
+
+def test_a_store_in_partitions_tells_what_any_store_does(
+    stores: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found = []
+    for path in stores:
+        (tmp_path / f"of {path.name}").mkdir()
+        is_plain = path == stores[0]
+        with (
+            tierstore.open(path, "r+", keep=9) if is_plain else distributed.open(path, keep=9) as s
+        ):
+            found.append(told(s, tmp_path / f"of {path.name}"))
+    assert found[0] == found[1] and found[0]["changed"]["item"]
+    with distributed.open(stores[1]) as store:
+        for call in (
+            lambda: store.commit_async(step=3),
+            lambda: store.confirm(store.version),
+            lambda: store.set_keys("item", KEYS, commit=False),
+        ):
+            with pytest.raises(InvalidInputError, match=r"call commit\(\)|leave c"):
+                call()
