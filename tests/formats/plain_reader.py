@@ -10,7 +10,7 @@ from itertools import pairwise
 
 __all__ = ["Refused", "read"]
 
-MISSING = {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"}
+MISSING = {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT", "\\N"}
 MISSING |= {"#DIV/0!", "#NUM!", "#REF!", "#VALUE!"}
 OWN = {"csv": ",", "tsv": "\t", "txt": " ", "vec": " "}
 WHOLE = re.compile(r"[ \t]*[+-]?[0-9]+[ \t]*")

@@ -94,6 +94,10 @@ TEXTS: dict[str, tuple[str, str, dict[str, Any], Expected | str]] = {
         "v": PAIR[1]}]}), {}, U),
     "a list of objects": ("t.json", json.dumps([{"id": "u1", "v": PAIR[0]}, {"id": "u2",
         "v": PAIR[1]}]), {}, U),
+    "what COPY writes for null": ("t.tsv", "u1\t0.5\t1.5\nu2\t\\N\t3.5\n", {},
+        "--null '\\N' ("),
+    "what COPY writes for null, as NaN": ("t.tsv", "u1\t0.5\t1.5\nu2\t\\N\t3.5\n",
+        {"null": ["\\N"]}, ([[0.5, 1.5], [np.nan, 3.5]], ["u1", "u2"])),
     "a pointer of git-lfs": ("t.safetensors", "version https://git-lfs.github.com/spec/v1\n", {},
         "git lfs pull"),
 }  # fmt: skip

@@ -29,7 +29,7 @@ BLANKS = " "
 
 _BRACKETS = {("[", "]"), ("(", ")"), ("{", "}")}
 MISSING = frozenset(
-    {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT"}
+    {"", "NA", "N/A", "#N/A", "<NA>", "NULL", "null", "None", "NaT", "\\N"}
     | {"#DIV/0!", "#NUM!", "#REF!", "#VALUE!"}
 )
 """What tools write where there is no number, sheets too; read as NaN only on request."""

@@ -255,7 +255,7 @@ class _TextSource(FileSource):
     def _no_number(self, line: int, at: int, cell: str) -> FormatError:
         hint = ""
         if cell in MISSING:
-            hint = f"; to read such cells as NaN, say --null {cell!r} (null=[{cell!r}])"
+            hint = f"; to read such cells as NaN, say --null '{cell}' (null=[{cell!r}])"
         hint = hint or thousands(cell)
         return FormatError(
             f"{self.path}: line {line}, {self.layout.column(at)}: {cell!r:.100} is no number{hint} "
