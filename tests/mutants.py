@@ -1159,6 +1159,13 @@ MUTANTS = [
         "                key = (group,)",
         "tests/training/test_collections.py",
     ),
+    # What a program holds while something happens to its table.
+    Mutant(
+        "_tiers/base.py",
+        "return Epoch(self.names + self._renames, self.renamed)",
+        "return Epoch(self.names, self.renamed)",
+        "tests/table/test_events.py",
+    ),
     Mutant(
         "_table/joint.py",
         "        if before is now:",

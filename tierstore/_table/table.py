@@ -1047,15 +1047,6 @@ def alike(table: Table, field: str) -> tuple[object, ...]:
     return table._space, shape_of(table), field
 
 
-def renamed(tables: Sequence[Table], names: Sequence[int], among: Iterable[int]) -> str:
-    """Return why rows of tables, `among` these numbers, may mean something else than at `names`.
-
-    Empty if they do not.
-    """
-    whys = (tables[each]._extent.epoch.renamed_since(names[each]) for each in among)
-    return next(filter(None, whys), "")
-
-
 class Scalars:
     """The scalars of some tables, which all change in the same way; see `Table.scalars`.
 
