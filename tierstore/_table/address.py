@@ -20,7 +20,7 @@ class Ids(NamedTuple):
         rows: flat int64.
         shape: of the ids as they were given.
         kind: of the array to return for them.
-        keys: those that were given in place of rows, while `rows` are not found yet.
+        keys: those on the host whose rows are still to be found; `rows` are their bits then.
         naming: what `rows` that were found for keys meant before; None if they are ids.
     """
 

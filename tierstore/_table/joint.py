@@ -370,7 +370,7 @@ class JointTable(Table):
     @in_present_tiers
     def lease_features(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Lease:
         """Lease ids instead of rows; raises as `in_space` does."""
-        location = self.location
+        location = self._location  # the present one: `in_present_tiers` has just looked
         if not location.has(ids) or (Table.any_recorded and self._recording):
             return self.lease(location.in_space(ids, features, lengths))
         try:
@@ -386,7 +386,7 @@ class JointTable(Table):
 
         Raises as `in_space` does.
         """
-        location = self.location
+        location = self._location
         if not location.has(ids) or (Table.any_recorded and self._recording):
             return self._lease_and_read(location.in_space(ids, features, lengths), field)
         try:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -86,21 +86,6 @@ class Resolved(NamedTuple):
         if self.unknown.size:
             self.rows[self.rows < 0] = 0
         return self.rows.reshape(self.shape)
-
-
-class OnDevice(NamedTuple):
-    """A batch of integer keys on the device: their bits, a flat int64 tensor, and their shape.
-
-    `kind` is the kind of the resulting array, "torch" or "cupy".
-    """
-
-    keys: Any
-    shape: tuple[int, ...]
-    kind: str
-
-
-Batch: TypeAlias = OnDevice | tuple[Asked, str]
-"""Checked keys: on the device, or on the host with the kind of the resulting array."""
 
 
 class RowKeys(Sequence[Any]):
@@ -298,10 +283,12 @@ class KeyedTable(ByKey, RowsByNumber):
 
     def _rows_of(self, keys: object, *, add: bool = False) -> tuple[Asked, Rows]:
         asked, _ = self._asked(keys)
-        if not add:
-            return asked, self._map.find(asked)
+        return asked, self._still_added(asked) if add else self._map.find(asked)
+
+    def _still_added(self, asked: Asked) -> Rows:
+        """Return the rows of keys, which is no use of them; keys without a row get one."""
         with self._still():
-            return asked, self._add(asked)
+            return self._add(asked)
 
     def keys_of(self, rows: object) -> npt.NDArray[Any]:
         """Return the keys of rows, int64 or str objects, in the shape of `rows`.
@@ -417,7 +404,7 @@ class KeyedTable(ByKey, RowsByNumber):
         a number that a field cannot hold.
         """
         chosen = self._chosen(missing, field, raw=raw)
-        given = self._given(keys)
+        given = self._batch(keys)
 
         def read() -> tuple[Resolved, Any]:
             found = self._resolved(given, self._map.find)
@@ -494,17 +481,28 @@ class KeyedTable(ByKey, RowsByNumber):
 
         return torch.from_numpy(rows).to(self.device)
 
-    def _given(self, keys: Any) -> Batch:
-        """Check a batch of keys; they stay on the device if it has a map of them."""
+    def _batch(self, ids: Any, *, record: bool = True) -> Ids:
+        """Check a batch of keys, whose rows are still to be found; `rows` are the bits of keys.
+
+        They stay on the device if it has a map of them, without `keys` then.
+        """
+        there = self._there(ids)
+        if there is not None:
+            return there
+        asked, kind = self._asked(ids)
+        return Ids(asked.codes.view(np.int64), asked.shape, kind, keys=asked)
+
+    def _there(self, keys: Any) -> Ids | None:
+        """Return a batch of keys on the device; None if they are to be looked up on the host."""
         if self.spec.keys != "int64" or not isinstance(self._access, DeviceAccess):
-            return self._asked(keys)
+            return None
         if is_cupy(keys) and keys.dtype.kind in "iu" and "torch" in sys.modules:
             import torch
 
             with self._access.using():
                 bits = torch.from_dlpack(keys.astype(np.int64).ravel())
             if bits.device == self._access.torch_device:
-                return OnDevice(bits, keys.shape, "cupy")
+                return Ids(bits, keys.shape, "cupy")
         if is_torch(keys):
             kind = str(keys.dtype).removeprefix("torch.")
             if keys.device.type == self._access.torch_device.type and "int" in kind:
@@ -512,22 +510,22 @@ class KeyedTable(ByKey, RowsByNumber):
 
                 flat = as_dense(keys, "the keys").detach().reshape(-1)
                 bits = flat.view(torch.int64) if kind == "uint64" else flat.to(torch.int64)
-                return OnDevice(bits.contiguous(), tuple(keys.shape), "torch")
-        return self._asked(keys)
+                return Ids(bits.contiguous(), tuple(keys.shape), "torch")
+        return None
 
-    def _resolved(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
+    def _resolved(self, given: Ids, ask: Callable[[Asked], Rows]) -> Resolved:
         """Return the rows of keys; `ask` returns those that the device does not know."""
-        if isinstance(given, OnDevice):
+        if given.keys is None:
             return self._resolved_there(given, ask)
-        asked, kind = given
-        rows = ask(asked)
+        rows = ask(given.keys)
         unknown = np.flatnonzero(rows < 0)
-        return Resolved(rows, asked.shape, kind, unknown, asked.take(unknown))
+        return Resolved(rows, given.shape, given.kind, unknown, given.keys.take(unknown))
 
-    def _resolved_there(self, given: OnDevice, ask: Callable[[Asked], Rows]) -> Resolved:
-        rows = given.keys.new_empty(given.keys.shape)
+    def _resolved_there(self, given: Ids, ask: Callable[[Asked], Rows]) -> Resolved:
+        bits: Any = given.rows
+        rows = bits.new_empty(bits.shape)
         with self._keys_there() as (known, stream):
-            missing = known.find(given.keys, rows, stream)
+            missing = known.find(bits, rows, stream)
         unknown = np.empty(0, np.intp)
         asked = Asked(np.empty(0, np.uint64), (0,))
         self._lacked = missing is not None
@@ -553,20 +551,10 @@ class KeyedTable(ByKey, RowsByNumber):
                 known.source = names
             yield known, stream
 
-    def _batch(self, ids: object, *, record: bool = True) -> Ids:
-        """Check keys for a write; `_placed` finds their rows."""
-        given = self._given(ids)
-        if isinstance(given, OnDevice):
-            return Ids(*given, keys=given)
-        asked, kind = given
-        return Ids(asked.codes.view(np.int64), asked.shape, kind, keys=given)
-
     def _placed(self, batch: Ids) -> Ids:
         """Give rows to keys that have none, before the write."""
-        if batch.keys is None:
-            return batch
         naming = Naming(self)
-        rows = self._used_by(batch.keys, self._add)
+        rows = self._used_by(batch, self._add)
         found = self.by_row._batch(self._like(rows.known_or_first(), batch.kind))
         return found._replace(naming=naming)
 
@@ -620,7 +608,7 @@ class KeyedTable(ByKey, RowsByNumber):
         Keys without a row have the number 0; what they read as is a tensor `(n, dim)`, see `read`.
         With `train`, admitted keys get a row first, and the others read as theirs.
         """
-        given = self._given(keys)
+        given = self._batch(keys)
         if train:
             found = self._used_by(given, self._admitted)
         else:
@@ -646,12 +634,13 @@ class KeyedTable(ByKey, RowsByNumber):
         """
         if self._lacked or self.spec.track_uses or self.spec.admit_after is not None:
             return None
-        given = self._given(keys)
-        if not isinstance(given, OnDevice) or not given.keys.numel():
+        given = self._there(keys)
+        bits: Any = None if given is None else given.rows
+        if given is None or not bits.numel():
             return None
-        rows = given.keys.new_empty(given.keys.shape)
+        rows = bits.new_empty(bits.shape)
         with self._keys_there() as (known, stream):
-            guess = known.guess(given.keys, rows, stream)
+            guess = known.guess(bits, rows, stream)
         return rows.reshape(given.shape), guess
 
     def _rows_for(self, keys: object) -> Any:
@@ -659,7 +648,7 @@ class KeyedTable(ByKey, RowsByNumber):
 
         For tables that admit every key; see `_known_or_first`.
         """
-        found = self._used_by(self._given(keys), self._add)
+        found = self._used_by(self._batch(keys), self._add)
         return self._like(found.known_or_first(), "torch")
 
     def _trained(self, asked: Asked) -> Rows:
@@ -692,7 +681,7 @@ class KeyedTable(ByKey, RowsByNumber):
             self._note_uses(rows)
         return rows
 
-    def _used_by(self, given: Batch, ask: Callable[[Asked], Rows]) -> Resolved:
+    def _used_by(self, given: Ids, ask: Callable[[Asked], Rows]) -> Resolved:
         """Return the rows of used keys; `ask` decides which keys get one."""
         with self._still():
             found = self._resolved(given, ask)
@@ -859,7 +848,7 @@ class KeyedTable(ByKey, RowsByNumber):
 
     def lease(self, ids: object) -> Lease:
         """Pin the rows of a batch of keys, `ids`, for a step; adds those that are new."""
-        given = self._given(ids)
+        given = self._batch(ids)
 
         def leased() -> Lease:
             found = self._used_by(given, self._add)
@@ -909,6 +898,24 @@ class KeyedTable(ByKey, RowsByNumber):
             f"table {self.name!r} is not iterated over: table.scan() yields blocks of rows, "
             "table.keys has their keys"
         )
+
+
+# -- what ranks that share a table ask of their shards
+
+
+def as_keys(table: KeyedTable, keys: object) -> Asked:
+    """Return keys as a table looks them up, flat; raises as its calls do."""
+    return table._asked(keys)[0]
+
+
+def serving(table: KeyedTable, what: str) -> Callable[[Asked], Rows]:
+    """Return what finds the rows of keys, -1 for none, that ranks ask for in a call of theirs.
+
+    For `what` "add" and "write" keys without a row get one, for "train" those that are admitted;
+    the latter two count as uses.
+    """
+    ways = {"add": table._still_added, "write": table._used, "train": table._trained}
+    return ways.get(what) or table._map.find
 
 
 def while_named(

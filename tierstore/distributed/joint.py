@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,9 +14,6 @@ from tierstore.distributed.owners import Owners, owners_over
 from tierstore.distributed.request import Call, Request, Wanted
 from tierstore.distributed.table import DistributedTable, OfRanks
 from tierstore.errors import RowIndexError
-
-if TYPE_CHECKING:
-    pass
 
 
 class DistributedJointTable(OfRanks):

@@ -17,7 +17,7 @@ import torch
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._keys.text import Texts
-from tierstore._table.keyed import KeyedTable
+from tierstore._table.keyed import KeyedTable, as_keys, serving
 from tierstore.distributed.ranks import Ranks
 
 Rows = npt.NDArray[np.int64]
@@ -77,19 +77,21 @@ class KeyExchange:
         self,
         keys: object,
         what: str,
-        serve: Callable[[Asked], Rows],
         check: Callable[[], object] = lambda: None,
+        serve: Callable[[Asked], Rows] | None = None,
     ) -> tuple[Asked, Rows]:
         """Return a batch of keys with the number of each, flat; -1 for those without. Collective.
 
         Each rank calls `serve` with the keys that are requested from it, one rank after another,
-        and answers with the rows that it returns. `what` names the call: all ranks make the same.
+        and answers with the rows that it returns; None serves as `serving` says of `what`, which
+        names the call: all ranks make the same.
         An error in the keys of a rank, of `check` before they are sent, or of its `serve` is raised
         there, and RanksError on the others.
         """
         error: Exception | None = self._ranks.fault_error()
+        serve = serve or serving(self._table, what)
         try:
-            asked, _ = self._table._asked(keys)
+            asked = as_keys(self._table, keys)
             check()
             first, inverse, owners = self._distinct(asked)
         except Exception as found:

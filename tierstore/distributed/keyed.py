@@ -13,7 +13,7 @@ from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._progress import Progress
 from tierstore._table import expiry, merging
-from tierstore._table.keyed import OTHERWISE, ByKey, KeyedTable, without_row
+from tierstore._table.keyed import OTHERWISE, ByKey, KeyedTable, as_keys, serving, without_row
 from tierstore._table.missing import Missing
 from tierstore._table.table import check_open
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
@@ -67,18 +67,11 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         Numbers are for `by_row`, until the next commit or rollback. UnknownNameError for keys
         without a row is raised on the rank that gave them.
         """
-
-        def added(asked: Asked) -> Rows:
-            with self.shard._still():
-                return self.shard._add(asked)
-
-        return self._exchange.ask(
-            keys, *(("add", added) if add else ("look up", self.shard._map.find))
-        )
+        return self._exchange.ask(keys, "add" if add else "look up")
 
     def is_here(self, keys: object) -> npt.NDArray[np.bool_]:
         """Return for each key whether this rank owns it, in their shape."""
-        asked, _ = self.shard._asked(keys)
+        asked = as_keys(self.shard, keys)
         count = self._ranks.count
         owners = partition_of_key(asked.codes, self._partitions) * count // self._partitions
         here: npt.NDArray[np.bool_] = owners == self._ranks.rank
@@ -119,19 +112,20 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         """
         name = next(iter(self.fields)) if field is None else field
         asked, numbers = self._exchange.ask(
-            keys, "write", self.shard._used, lambda: self.by_row._check_rows(keys, rows, name)
+            keys, "write", lambda: self.by_row._check_rows(keys, rows, name)
         )
         self.by_row.write(numbers.reshape(asked.shape), rows, name)
 
     def prefetch(self, keys: Any, *, window: int = 16) -> None:
         """Have the owners of coming keys bring their rows nearer. Collective."""
+        find = serving(self.shard, "announce")
 
         def prefetched(asked: Asked) -> Rows:
-            rows = self.shard._map.find(asked)
+            rows = find(asked)
             self.shard.by_row.prefetch(rows[rows >= 0], window=window)
             return rows
 
-        self._exchange.ask(keys, "announce", prefetched)
+        self._exchange.ask(keys, "announce", serve=prefetched)
 
     def remove(self, keys: object) -> int:
         """Remove keys with their rows, whichever rank has them. Collective.
@@ -151,7 +145,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
                 raise
             return np.full(asked.codes.size, -1, np.int64)
 
-        self._exchange.ask(keys, "remove", removed, lambda: check_open(self.shard, write=True))
+        self._exchange.ask(keys, "remove", lambda: check_open(self.shard, write=True), removed)
         return sum(self._ranks.together("count the keys that were removed", lambda: gone))
 
     def expire(
@@ -229,7 +223,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
 
     def _rows_for(self, keys: object) -> Any:
         """Return numbers for training, in the shape of keys, a tensor; adds new keys."""
-        asked, numbers = self._exchange.ask(keys, "train", self.shard._trained)
+        asked, numbers = self._exchange.ask(keys, "train")
         return torch.from_numpy(numbers.reshape(asked.shape)).to(self.device)
 
     def _known_or_first(
@@ -241,7 +235,6 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         missing: Literal["raise", "init"] | float | None = None,
     ) -> tuple[Rows, npt.NDArray[np.intp], Any]:
         """Return numbers in the shape of keys, which have none, and what those read as."""
-        what, find = ("train", self.shard._trained) if train else ("read", self.shard._map.find)
         chosen: Missing = "init"
 
         def check() -> None:
@@ -249,7 +242,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
             self.shard._named(field)
             chosen = self.shard._chosen(missing, field)
 
-        asked, numbers = self._exchange.ask(keys, what, find, check)
+        asked, numbers = self._exchange.ask(keys, "train" if train else "read", check)
         unknown = np.flatnonzero(numbers < 0)
         numbers[unknown] = 0
         return (
