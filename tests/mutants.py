@@ -1876,6 +1876,48 @@ MUTANTS = [
         "tests/cli/test_save_verify_fold.py::test_verify_does_not_list_endless_ids",
     ),
     Mutant(
+        "cli/tierstore_cli/commands/mend.py",
+        "return bad if same is None else store.changed(same)",
+        "return {}",
+        "tests/cli/test_changes.py::test_rows_that_changed_since_the_copy_are_left_unless_they_are_wanted",
+    ),
+    Mutant(
+        "cli/tierstore_cli/commands/keep.py",
+        "released = days[:-last] if",
+        "released = days[-last:] if",
+        "tests/cli/test_changes.py::test_nights_are_kept_by_date",
+    ),
+    Mutant(
+        "cli/tierstore_cli/main.py",
+        "            if name not in known:",
+        "            if False:",
+        "tests/cli/test_names.py::test_unknown_variables_are_named_with_the_nearest",
+    ),
+    Mutant(
+        "cli/tierstore_cli/failure.py",
+        "        if words not in message:",
+        "        if False:",
+        "tests/cli/test_get.py::test_messages_name_what_is_wrong_and_the_way_on",
+    ),
+    Mutant(
+        "cli/tierstore_cli/commands/copy_table.py",
+        "layout.view(records, name)[:] = block",
+        "layout.view(records, name)[:] = 0",
+        "tests/cli/test_changes.py::test_a_table_is_copied_between_stores",
+    ),
+    Mutant(
+        "cli/tierstore_cli/command.py",
+        "                context.params[name] = value",
+        "                pass",
+        "tests/cli/test_names.py::test_an_old_name_does_the_same_and_says_the_new_one",
+    ),
+    Mutant(
+        "cli/tierstore_cli/rows.py",
+        "values = vectors[0] if len(fields) == 1 else",
+        "values = vectors[-1] if len(fields) == 1 or True else",
+        "tests/cli/test_changes.py::test_get_several_fields",
+    ),
+    Mutant(
         "cli/tierstore_cli/output.py",
         "        return None, 1\n",
         "        return None, 0\n",
