@@ -27,7 +27,7 @@ from tierstore.nn.collection import (
     plain,
 )
 from tierstore.nn.graphs import Given
-from tierstore.nn.jagged import Bags, jagged
+from tierstore.nn.jagged import Bags, jagged, joined_weights
 from tierstore.nn.joint import KeyedJointLayer
 from tierstore.nn.keyed import FirstRows, Reading, while_named
 from tierstore.nn.pooled import MODES
@@ -244,10 +244,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             names, offsets = tuple(features.keys()), _offsets_of(features)
             lengths = lengths_of(features, len(names))
             begins = itertools.accumulate(lengths, initial=0)
-            weights = features.weights_or_none() if hasattr(features, "weights_or_none") else None
+            weights = self._weights_of(features, names)
             every = [None] * len(names) if weights is None else weights.split(lengths)
-            if weights is not None:
-                self._check_weighted(names)
             starts = offsets[:-1].view(len(names), -1)
             ids = features.values().split(lengths)
             for place, (name, begin) in enumerate(zip(names, begins, strict=False)):
@@ -292,7 +290,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             found = part.layer.coming.find(flat)
             ids, lengths = found or concatenated(part.features.names, flat)
             offsets = self._joined_offsets(own, lengths, ids.device)
-            weights = _joined_weights(own)
+            weights = joined_weights(flat, [each.weights for each in own])
             parts.append(self._part(plan, number, part, ids, lengths, offsets, weights, first))
         return names, parts
 
@@ -355,11 +353,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             raise InvalidInputError(
                 f"{len(offsets) - 1} bags are not equally many for {len(names)} keys"
             )
-        weights = features.weights_or_none() if hasattr(features, "weights_or_none") else None
-        pieces = None
-        if weights is not None:
-            self._check_weighted(names)
-            pieces = weights.split(list(lengths))
+        weights = self._weights_of(features, names)
+        pieces = None if weights is None else weights.split(list(lengths))
         found = self._parted(self._plan(names), features.values(), lengths)
         for number, (part, ids, own) in enumerate(found):
             of, own_weights = offsets, weights
@@ -472,6 +467,14 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             )
         starts = offsets[:-1] if ends else offsets
         return _Ids(ids, starts, starts.shape[0], 0, weights)
+
+    def _weights_of(self, features: Any, names: Sequence[str]) -> Tensor | None:
+        """Return the weights of a KeyedJaggedTensor, or None, as `_check_weighted` lets them."""
+        weights = features.weights_or_none() if hasattr(features, "weights_or_none") else None
+        if weights is not None:
+            self._check_weighted(names)
+        found: Tensor | None = weights
+        return found
 
     def _check_weighted(self, names: Iterable[str]) -> None:
         """Raise InvalidInputError for weights of a feature that is not summed."""
@@ -607,14 +610,3 @@ def _modes(mode: Any, features: Sequence[str]) -> dict[str, str]:
                 f"the mode of feature {name!r} is 'sum', 'mean' or 'max', not {modes.get(name)!r}"
             )
     return modes
-
-
-def _joined_weights(own: Sequence[_Ids]) -> Tensor | None:
-    """Return the weights of the ids of features, or None if none has any."""
-    given = [each.weights for each in own if each.weights is not None]
-    if not given:
-        return None
-    like = given[0]
-    return torch.cat(
-        [like.new_ones(len(each.values)) if each.weights is None else each.weights for each in own]
-    )

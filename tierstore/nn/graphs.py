@@ -17,6 +17,7 @@ from tierstore._table.joint import Features
 from tierstore.errors import InvalidInputError, InvalidTypeError
 from tierstore.nn import compiling
 from tierstore.nn.compiling import Asked
+from tierstore.nn.jagged import joined_weights
 
 Layers: TypeAlias = Sequence[tuple[Any, Features]]
 """Each layer with the features that it looks up."""
@@ -68,7 +69,9 @@ def pool(
         ids, lengths = _joined(given, names)
         pads = [padding.get(name, -1) for name in names]
         asked = Asked(features, lengths, pads, tuple([modes[name] for name in names]))
-        offsets, weights = _offsets(given, names, lengths), _weights(given, names)
+        own = [given[name] for name in names]
+        weights = joined_weights([each.ids for each in own], [each.weights for each in own])
+        offsets = _offsets(given, names, lengths)
         columns = compiling.look_up(ids, layer, asked, offsets, weights, dtype)
         found.update(zip(names, columns.split(layer.embedding_dim, 1), strict=True))
     return found
@@ -96,16 +99,3 @@ def _offsets(given: Mapping[str, Given], names: Sequence[str], lengths: Sequence
         if each is not None
     ]
     return torch.cat([*moved, moved[0].new_full((1,), begins[-1])])
-
-
-def _weights(given: Mapping[str, Given], names: Sequence[str]) -> Tensor | None:
-    """Return the weights of the ids of features, or None if none has any."""
-    every = [given[name].weights for name in names]
-    some = [each for each in every if each is not None]
-    if not some:
-        return None
-    filled = [
-        some[0].new_ones(given[name].ids.shape[0]) if each is None else each
-        for name, each in zip(names, every, strict=True)
-    ]
-    return filled[0] if len(filled) == 1 else torch.cat(filled)

@@ -114,6 +114,15 @@ def jagged(ids: Tensor) -> Any:
     return ids.contiguous()
 
 
+def joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the weights of the ids of features, 1 where one has none; None if none has any."""
+    given = [each for each in weights if each is not None]
+    if not given:
+        return None
+    pairs = zip(ids, weights, strict=True)
+    return torch.cat([given[0].new_ones(of.shape[0]) if w is None else w for of, w in pairs])
+
+
 def no_padding(ids: Tensor, lengths: Sequence[int], padding: Sequence[int]) -> Tensor | None:
     """Return for each id of some features whether it is no padding; None where none has any.
 
