@@ -96,7 +96,8 @@ class RowsLayer(torch.nn.Module):
 
     def lease_rows(self, rows: Tensor) -> Batch | RemoteBatch:
         """Lease rows whose gradient may come, wherever they are."""
-        self._check_trained()
+        if self._averages:
+            self._check_trained()
         own, padding = self._own, self.padding_idx
         if self.is_shared:
             return RemoteBatch(self.table, rows, self.field, self._like, padding, own)
