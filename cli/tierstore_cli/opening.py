@@ -36,6 +36,9 @@ Result = TypeVar("Result")
 
 _POLL_SECONDS = 0.1
 
+PARTITIONS = "partitions"
+"""The directory in a store that is in partitions."""
+
 NO_CACHE = tierstore.Budget(host=0, gpu=0)
 """A command reads each row once and needs no caches."""
 _ON_GPU = tierstore.Budget(host_rows=1, gpu_rows=1)
@@ -54,7 +57,7 @@ def open_store(
 
     def work() -> Store:
         options: dict[str, Any] = {"budget": NO_CACHE, "allow_untested": allow_untested()}
-        if mode == "r+" and isinstance(path, Path) and os.path.isdir(path / "partitions"):
+        if mode == "r+" and isinstance(path, Path) and os.path.isdir(path / PARTITIONS):
             import tierstore.distributed as distributed  # names what is missing without torch
 
             return cast(Store, distributed.open(path, **options))
@@ -93,13 +96,11 @@ def changing(out: Output, path: Path, label: str) -> Iterator[Change]:
     out.show(*change.shown)
 
 
-def refuse_partitions(store: Store, path: Path, what: str) -> None:
+def refuse_partitions(path: Path, what: str) -> None:
     """Raise UsageError where a store in partitions cannot do what a plain one does."""
-    if not isinstance(store, Store):
-        raise click.UsageError(
-            f"{path} is in partitions, whose {what}: make a plain copy (tierstore save {path} "
-            "PLAIN), change that, and save it with --partitions"
-        )
+    if os.path.isdir(path / PARTITIONS):
+        way = f"make a plain copy (tierstore save {path} PLAIN), change that, and copy it back"
+        raise click.UsageError(f"{path} is in partitions, whose {what}: {way}")
 
 
 def allow_untested() -> bool:

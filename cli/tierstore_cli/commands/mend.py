@@ -51,9 +51,9 @@ def mend(
     """
     if backup is None and (older or version is not None):
         raise click.UsageError("--version and --older are those of --from; give it too")
+    refuse_partitions(store, "rows are not rewritten in place")
     with changing(out, store, "verifying") as change:
         opened = change.store
-        refuse_partitions(opened, store, "rows are not rewritten in place")
         report = opened.verify(mend=True, progress=change.progress)
         left = {
             name: np.setdiff1d(rows, report.mended.get(name, []))
