@@ -470,11 +470,11 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _weights_of(self, features: Any, names: Sequence[str]) -> Tensor | None:
         """Return the weights of a KeyedJaggedTensor, or None, as `_check_weighted` lets them."""
-        weights = features.weights_or_none() if hasattr(features, "weights_or_none") else None
+        has_any = hasattr(features, "weights_or_none")
+        weights: Tensor | None = features.weights_or_none() if has_any else None
         if weights is not None:
             self._check_weighted(names)
-        found: Tensor | None = weights
-        return found
+        return weights
 
     def _check_weighted(self, names: Iterable[str]) -> None:
         """Raise InvalidInputError for weights of a feature that is not summed."""

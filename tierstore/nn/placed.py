@@ -138,11 +138,8 @@ def _is_alone(args: Sequence[Any]) -> bool:
     if type(args[0]) is not PlacedRows or len(args) > 2:
         return False
     number = args[-1]
-    return len(args) == 1 or type(number) in (bool, float, int) or _is_number(number)
-
-
-def _is_number(each: Any) -> bool:
-    return type(each) is Tensor and each.ndim == 0
+    is_number = type(number) in (bool, float, int) or (type(number) is Tensor and not number.ndim)
+    return len(args) == 1 or is_number
 
 
 def plain(rows: Tensor) -> Tensor:
