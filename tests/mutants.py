@@ -1408,12 +1408,6 @@ MUTANTS = [
         "layout = ids.shape, ids.stride()",
         "tests/distributed/test_announcing.py",
     ),
-    Mutant(
-        "_table/values.py",
-        "torch.from_numpy(part.reshape(-1))",
-        "torch.from_numpy(part)",
-        "tests/table/test_values.py",
-    ),
     # Tables that are loaded into all partitions, and keys that expire on all ranks together.
     Mutant(
         "distributed/schema.py",

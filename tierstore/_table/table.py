@@ -414,9 +414,14 @@ class Table(NamedRows):
             if (dtype is not None) + bool(raw) + (out is not None) > 1:
                 raise InvalidInputError("give one of dtype=, raw= and out=")
             several = isinstance(field, (list, tuple))  # a union type would be made each time
-            names = tuple(map(self._named, field if several else (field,)))  # type: ignore[arg-type]
+            names = (
+                tuple(map(self._named, field))  # type: ignore[arg-type]
+                if several
+                else (self._named(field),)  # type: ignore[arg-type]
+            )
             batch = self._batch(ids, record=cache and bool(names))
-            batch = batch.for_tensors() if as_tensor else batch
+            if as_tensor:
+                batch = batch.for_tensors()
             if plain and not several:
                 item, lo, hi = self._spans[names[0]]
                 if item.scale is None:  # in as few calls as there can be

@@ -325,15 +325,6 @@ class Columns:
             raw: return every field as its bytes.
         """
         found = {}
-        plain = dtype is None and not raw
-        if ids.kind == "torch" and plain and self._alike and isinstance(data, np.ndarray):
-            import torch
-
-            for name, item, (lo, hi) in zip(self.names, self.items, self.spans, strict=True):
-                part = np.ascontiguousarray(data[:, lo - self.lo : hi - self.lo])
-                flat = torch.from_numpy(part.reshape(-1))  # of no rows, strides may be anything
-                found[name] = flat.view(self.torch_dtype).view(*ids.shape, item.dim)
-            return found
         for name, item, part in self.parts(data):
             if raw or self.is_raw(item):
                 found[name] = raw_rows(part, item, ids)
