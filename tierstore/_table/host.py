@@ -220,7 +220,7 @@ class HostLease(Lease):
     def expand(self, field: str) -> Any:
         columns = self._access.columns[field,]
         ids = Ids(self.groups.order, self._shape, self._kind)
-        return columns.values(self._gather(columns.lo, columns.hi, each=True), ids)[field]
+        return from_bytes(self._gather(columns.lo, columns.hi, each=True), columns.items[0], ids)
 
     def read_columns(self, columns: Columns) -> dict[str, Any]:
         return columns.values(self._gather(columns.lo, columns.hi), self._distinct)
