@@ -144,7 +144,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "crc32c": lambda: (bytes(range(200)), 7),
     "sum_rows": lambda: given("rows", "records", "sums"),
     "check_rows": lambda: given("rows", "records", "sums", False, "bad"),
-    "copy_rows": lambda: given("records", "rows", "rows", "sums", False, "out", "bad"),
+    "copy_rows": lambda: given("records", "rows", "rows", "sums", False, "out", None, "bad"),
 }
 """Arguments of each function of the compiled core, by name."""
 

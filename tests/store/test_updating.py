@@ -274,7 +274,7 @@ def test_copies_that_are_refused(store, copy, rng, tmp_path):
     with pytest.raises(InvalidInputError, match="objects never change"):
         store.update_copy("memory://bucket/b.tier")
     tierstore.create(tmp_path / "c.tier", specs()).close()
-    with pytest.raises(InvalidInputError, match="no copy"):
+    with pytest.raises(InvalidInputError, match="not a copy"):
         store.update_copy(tmp_path / "c.tier")
     with tierstore.open(copy) as opened:
         opened.save(tmp_path / "d.tier")

@@ -152,17 +152,21 @@ class Lease(ABC):
 
 
 class _Found(dict[tuple[str, ...], Columns]):
-    """Columns by the names of their fields, of which C finds those that were asked for before."""
+    """Columns by the names of their fields, of which C finds those that were asked for before.
 
-    def __init__(self, access: Access) -> None:
+    They do not refer to the access that has them: it ends, and its mapped files, when it is dropped.
+    """
+
+    def __init__(self, extent: Extent | WholeSpace, layout: RecordLayout) -> None:
         """Have none."""
-        self._access = access
+        self._extent = extent
+        self._layout = layout
 
     def __missing__(self, names: tuple[str, ...]) -> Columns:
         try:
-            found = self[names] = Columns(self._access.layout, names)
+            found = self[names] = Columns(self._layout, names)
         except UnknownNameError:
-            self._access.extent.epoch.check_open()  # the table may have got the field meanwhile
+            self._extent.epoch.check_open()  # the table may have got the field meanwhile
             raise
         return found
 
@@ -188,7 +192,7 @@ class Access(ABC):
         self.extent = extent
         self.layout = layout
         self.door = door
-        self.columns: Mapping[tuple[str, ...], Columns] = _Found(self)
+        self.columns: Mapping[tuple[str, ...], Columns] = _Found(extent, layout)
 
     @abstractmethod
     def ids(self, ids: object) -> Ids:
