@@ -159,8 +159,7 @@ class _Found(dict[tuple[str, ...], Columns]):
 
     def __init__(self, extent: Extent | WholeSpace, layout: RecordLayout) -> None:
         """Have none."""
-        self._extent = extent
-        self._layout = layout
+        self._extent, self._layout = extent, layout
 
     def __missing__(self, names: tuple[str, ...]) -> Columns:
         try:
