@@ -154,7 +154,7 @@ class Lease(ABC):
 class _Found(dict[tuple[str, ...], Columns]):
     """Columns by the names of their fields, of which C finds those that were asked for before.
 
-    They do not refer to the access that has them: it ends, and its mapped files, when it is dropped.
+    They do not refer to the access that has them, so that files are unmapped once it is dropped.
     """
 
     def __init__(self, extent: Extent | WholeSpace, layout: RecordLayout) -> None:
