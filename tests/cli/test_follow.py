@@ -72,7 +72,10 @@ def test_a_line_for_each_version_until_ctrl_c(pair, trained):
         assert other["since"] == one["version"] < other["version"]
     for data in found:
         assert (data["step"], data["tables"]) == (8, {"item": 2, "user": 1})
-        assert data["rows"] == {"item": {"ids": [2, 9]}, "user": {"ids": [5], "keys": ["name_5"]}}
+        assert data["rows"] == {
+            "item": {"ids": [2, 9], "keys": None},
+            "user": {"ids": [5], "keys": ["name_5"]},
+        }
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ class DeviceLease(Lease):
         epoch = access.extent.epoch
         if epoch.ended:
             epoch.check_open()
-        self.names = epoch.names
+        self.names: int = epoch.names
         stream = access.stream(ids.kind)
         self.gpu: GpuLease = access.gpu.lease(
             ids.rows, *into, within=access.within, features=features, stream=stream
@@ -252,7 +252,7 @@ class DeviceAccess(Access):
         self.within: range = extent.range
         self.name: str = extent.table
         self.device: Device = gpu.device
-        self.place = gpu.device.torch_name
+        self.place: str = gpu.device.torch_name
         self.sync_checks = sync_checks
         self.together_in: Together | None = None
 

@@ -97,7 +97,7 @@ class Apart(State):
         self.average: bool = average
         self.parts: Parts = Parts(options)
         self.shared: dict[str, DistributedTable | DistributedKeyedTable] = {}
-        self.whose = f" of rank {ranks.rank}"
+        self.whose: str = f" of rank {ranks.rank}"
         self.folder: Folder = Folder(self)
         super().__init__(within_share(options, ranks), store)
 
@@ -132,7 +132,7 @@ class Apart(State):
         )
         for part in self.parts.stores:
             closing.leave_to_owner(part)
-            self.locks += part._state.locks
+            self.locks.extend(part._state.locks)
         ranks.together("place its tables", self.place)
         self.settle()
 
@@ -197,7 +197,7 @@ class Apart(State):
         data = self.ranks.lead(what, publish)
         if not self.ranks.leads:
             like = getattr(self, "manifest", None)
-            self.manifest = Manifest.decode(data, str(self._options.path), like)
+            self.manifest: Manifest = Manifest.decode(data, str(self._options.path), like)
 
     # -- tables
 

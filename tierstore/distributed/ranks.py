@@ -261,7 +261,8 @@ class Ranks(Coordinator):
         """Find out which ranks lead those that see the same directory at their paths."""
         leaders = self.leaders(path)
         self._leader = leaders[self.rank]
-        self.leads, self.several = self._leader == self.rank, len(set(leaders)) > 1
+        self.leads: bool = self._leader == self.rank
+        self.several: bool = len(set(leaders)) > 1
 
     def lead(self, what: str, work: Callable[[], T]) -> T:
         """Do something on the leaders; each rank gets what its own leader returned."""

@@ -38,7 +38,8 @@ class Order:
     __slots__ = ("ids", "of")
 
     def __init__(self, ids: Tensor | None, of: weakref.ref[Any]) -> None:
-        self.ids, self.of = ids, of
+        self.ids: Tensor | None = ids
+        self.of: weakref.ref[Any] = of
 
     def is_of(self, other: Order) -> bool:
         """Tell whether rows in this order may be taken with those in another."""
