@@ -420,6 +420,10 @@ def test_damage_is_reported_by_id(path: Path) -> None:
         sound = np.setdiff1d(np.arange(ROWS), [bad])
         assert np.array_equal(reader["item"].read(sound), values[sound])
         assert reader.verify().bad_rows["item"] == [bad]
+    with distributed.open(path) as writer:
+        with pytest.raises(InvalidInputError, match="copies what is intact to a new store"):
+            writer.verify(mend=True)
+        assert writer.verify().bad_rows["item"] == [bad]
 
 
 def test_a_store_with_damaged_partitions_is_repaired(path: Path, tmp_path: Path) -> None:

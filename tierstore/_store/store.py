@@ -714,9 +714,15 @@ class Store(SchemaChanges):
         writer rewrites damaged rows whose newest image is intact elsewhere, in the host tier or in
         a delta that an older version still names: they are part of the next commit, and the next
         fold replaces the damaged ones. `progress(done, total)` is called with numbers of rows.
-        `tierstore.verify` checks a store that does not open.
+        `tierstore.verify` checks a store that does not open. Raises InvalidInputError, before it
+        checks anything, if rows in partitions are to be mended.
         """
         state = self._state
+        if mend and state.is_root:
+            raise InvalidInputError(
+                f"{self.path} is in partitions, whose rows are not mended in place; "
+                f"tierstore.repair({str(self.path)!r}, DEST) copies what is intact to a new store"
+            )
         with self._door.use(write=mend) as use:
             with use.interruptible():
                 report = verify_open(state, sample, progress)
