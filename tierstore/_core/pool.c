@@ -27,7 +27,7 @@ enum {
     STACK = 256 << 10,
     PARTS = 4,     /* for each thread: some end earlier than others */
     TOGETHER = 64, /* items of a part: no two write to the same line of memory */
-    PART_BYTES = 512 << 10
+    PART_BYTES = 1 << 20 /* two threads for 1.3 MiB take no less time than one, and more of processors */
 };
 
 typedef struct job {

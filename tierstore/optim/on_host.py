@@ -32,7 +32,7 @@ _NUMBERS = 8
 _ALONE = 32768
 """Numbers that torch works on in the thread that asks; it starts others for more of them. They
 also stay in the processor's own cache between the halves of a step. Where there are several threads
-each has as many, twice: a part for the core pays off from some 512 KiB on."""
+each has as many, four times: a part for the core pays off from 1 MiB of records on."""
 _OTHER_WAYS = "foreach", "fused", "capturable", "differentiable"
 
 
@@ -110,7 +110,7 @@ class OnHost:
         marks = None if trained is None else trained.numpy().reshape(-1)
         head = self._rule, self._flags, (numbers + (0.0,) * _NUMBERS)[:_NUMBERS]
         threads = threads_of_core()
-        most = max(1, _ALONE * (1 if threads == 1 else 2 * threads) // self._dim)
+        most = max(1, _ALONE * (1 if threads == 1 else 4 * threads) // self._dim)
 
         def change(records: Bytes, slots: Slots) -> None:
             room = np.empty((min(most, slots.size), self._roots), given.dtype)
