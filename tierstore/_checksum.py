@@ -13,6 +13,10 @@ from tierstore import _core
 from tierstore._core import crc32c as crc32c
 from tierstore._rowcopy import Target
 
+_MOST_BYTES = 16 << 20
+"""Bytes that are copied in a call: some ten milliseconds, for which Ctrl-C waits."""
+_NONE = np.empty(0, np.int64)
+
 Rows = npt.NDArray[np.int64]
 Records = npt.NDArray[np.uint8]
 Sums = npt.NDArray[np.uint32]
@@ -55,10 +59,16 @@ def copy(
 ) -> Rows:
     """Copy records of `source` at `at` `(n,)`, those of `rows`, to a target; see `mismatches`.
 
-    What is compared is what arrives there, whoever writes to the source meanwhile.
+    What is compared is what arrives there, even if the source is written to meanwhile.
     """
     at, rows, expected = map(np.ascontiguousarray, (at, rows, expected))
-    slots = None if target.slots is None else np.ascontiguousarray(target.slots, np.int64)
-    bad = np.empty(at.size, np.int64)
-    count = _core.copy_rows(source, at, rows, expected, sparse, target.records, slots, bad)
-    return bad[:count]
+    step, found = max(1, _MOST_BYTES // max(1, source.shape[1])), [_NONE]
+    for start in range(0, at.size, step):
+        part = slice(start, start + step)
+        goal = target if at.size <= step else target.of(part)
+        slots = None if goal.slots is None else np.ascontiguousarray(goal.slots, np.int64)
+        which, bad = (at[part], rows[part], expected[part]), np.empty(at[part].size, np.int64)
+        count = _core.copy_rows(source, *which, sparse, goal.records, slots, bad)
+        if count:
+            found.append(bad[:count] + start)
+    return np.concatenate(found)

@@ -54,7 +54,7 @@ def _writing(store: str) -> list[click.Parameter]:
         click.Option(
             ["--allow-untested"],
             is_flag=True,
-            hidden=True,  # in every help it would be read by nobody; `tierstore --help` names it
+            hidden=True,  # not in the help of every command; `tierstore --help` has it
             expose_value=False,
             callback=_kept(UNTESTED),
             help="Write to an untested file system.",

@@ -34,7 +34,7 @@ def driver(place: Path, *flags: str, command: list[str] | None = None) -> Path:
     made = place / "driver"
     sources = [Path(__file__).with_name("driver.c"), *CORE.glob("[!b]*.c")]
     command = command or BUILD["compiler"]() or BUILD["zig"]()
-    warned = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    warned = ["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror", "-DTS_CORES=4"]
     given = [*warned, *flags, f"-I{CORE}", "-o", made, *sources]
     subprocess.run([*command, *given], check=True)
     return made
@@ -107,6 +107,7 @@ def test_readers_race_with_writers_only_where_they_may(tmp_path: Path, kind: str
 
     def made(name: str, *flags: str) -> Path:
         command = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra"]
+        command.append("-DTS_CORES=16")  # helpers beside all readers
         command += ["-Werror", *flags, f"-I{CORE}", "-o", str(tmp_path / name), *map(str, sources)]
         subprocess.run(command, check=True)
         return tmp_path / name

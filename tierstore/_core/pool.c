@@ -4,8 +4,8 @@
    waits for a busy one, or for one that the system has not woken yet.
 
    Callers and helpers together are never more than the limit, and each caller gets its share of them: 16
-   threads that call on 16 cores work each by itself, which took two thirds of the time of helping each
-   other.
+   threads that call on 16 cores work each by itself. Reads of 65,536 rows took 0.9 of the time of helping
+   each other so where all rows are in memory, and 0.64 where a cache has half of them.
 
    A forked child has none of the threads, and the lock in whatever state it was at that moment: it
    begins with an empty pool of its own, which it needs when the number of its process is another. */

@@ -176,16 +176,20 @@ class DiskTier:
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Copy the records of ascending `rows` `(n,)` into `out` and verify them."""
-        self._count(rows.size)
-        for _ in self._read_parts(rows, out, cold=self._cold(rows)):
-            pass
+        self.deliver(rows, Target(out))
 
     def stream(self, rows: npt.NDArray[np.int64]) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
         """Yield the records of `rows` part by part; each array is valid until the next.
 
         Later parts that are not in memory are prefetched while earlier parts are used.
         """
-        for part, records in self._read_parts(rows, cold=self._cold(rows)):
+        cold = self._cold(rows)
+        step = min(self._step, _ROWS_AHEAD) if cold else block_rows(self.record_bytes)
+        block = np.empty((min(rows.size, step), self.record_bytes), np.uint8)
+        parts = _parts_of(rows.size, step)
+        for part in self._prefetched(rows, parts) if cold else parts:
+            records = block[: part.stop - part.start]
+            self._carry(rows[part], Target(records))
             self._count(len(records))
             yield part, records
 
@@ -208,24 +212,6 @@ class DiskTier:
         with self._lock:
             self.stats.requested += records
             self.stats.bytes_out += records * self.record_bytes
-
-    def _read_parts(
-        self,
-        rows: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8] | None = None,
-        *,
-        cold: bool,
-    ) -> Generator[tuple[slice, npt.NDArray[np.uint8]]]:
-        """Read `rows` part by part into `out`, or into a buffer that is reused."""
-        step = min(self._step, _ROWS_AHEAD) if cold else block_rows(self.record_bytes)
-        block = np.empty(
-            (0 if out is not None else min(rows.size, step), self.record_bytes), np.uint8
-        )
-        parts = _parts_of(rows.size, step)
-        for part in self._prefetched(rows, parts) if cold else parts:
-            records = block[: part.stop - part.start] if out is None else out[part]
-            self._carry(rows[part], Target(records))
-            yield part, records
 
     def _prefetched(self, rows: npt.NDArray[np.int64], parts: list[slice]) -> Generator[slice]:
         """Yield parts of `rows`, each after its pages were requested."""

@@ -1,7 +1,6 @@
-"""Who else works on a store: ranks that all make the same calls, or nobody.
+"""What ranks that write one store do together; a process that writes alone is a rank by itself.
 
-A store asks its coordinator wherever ranks must wait for each other; with one rank each call is
-the work itself, so that one rank does what a plain store does, call by call and file by file.
+With one rank each call is the work itself, and sends nothing.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Lease(ABC):
     Every computation on rows uses a lease: `read` the fields it needs as compact arrays, `write`
     the changed ones, `release`. Rows that find no room in the nearest tier are read and written in
     the tier below, with the same results: every later read and commit contains the writes of a
-    lease, and a lease reads what others wrote meanwhile. It excludes nobody: threads that compute
+    lease, and a lease reads what others wrote meanwhile. It locks nothing: threads that compute
     new rows from the old ones of each other share a lock of their own.
 
     A lease ends at `release`, at `store.rollback()`, and when its table gets other fields or rows,
@@ -154,7 +154,7 @@ class Lease(ABC):
 class _Found(dict[tuple[str, ...], Columns]):
     """Columns by the names of their fields, of which C finds those that were asked for before.
 
-    They do not refer to the access that has them, so that files are unmapped once it is dropped.
+    They do not refer to the access that has them: it goes, with the files, when it is dropped.
     """
 
     def __init__(self, extent: Extent | WholeSpace, layout: RecordLayout) -> None:

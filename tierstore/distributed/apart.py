@@ -482,7 +482,7 @@ class Apart(State):
         """Have each leader publish a version, and remove older ones once all have.
 
         One leader alone does both at once. If one of several fails where another has published,
-        nobody can go on: that is CommitFailedError, and opening takes what all of them have.
+        the store cannot be used on: that is CommitFailedError, and opening takes what all have.
         """
         before, ranks = self._seq, self.ranks
 

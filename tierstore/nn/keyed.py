@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from tierstore._table import keyed
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Naming
 from tierstore.distributed.keyed import DistributedKeyedTable
-from tierstore.errors import ClosedError, InvalidInputError, RowIndexError
+from tierstore.errors import ClosedError, InvalidInputError
 from tierstore.nn.jagged import jagged
 
 T = TypeVar("T")
@@ -87,22 +87,20 @@ def while_named(tables: Iterable[ByKey], call: Callable[[], T]) -> T:
     cannot look up again each by itself: there, raises ClosedError.
     """
     asked = tuple(tables)
-    while True:
-        names = [Naming(_shard(table)) for table in asked]
-        try:
-            found = call()
-        except (ClosedError, RowIndexError):
-            if not any(map(Naming.replaced, names)):
-                raise
-        else:
-            if not any(map(Naming.replaced, names)):
-                return found
-        for table in asked:
+    is_first = True
+
+    def found() -> T:
+        nonlocal is_first
+        for table in () if is_first else asked:
             if isinstance(table, DistributedKeyedTable):
                 raise ClosedError(
                     f"rows of table {table.name!r} got other keys while they were looked up; "
                     "remove keys between passes, and run this one again"
                 )
+        is_first = False
+        return call()
+
+    return keyed.while_named([_shard(table) for table in asked], found)
 
 
 def _shard(table: ByKey) -> KeyedTable:
