@@ -3811,6 +3811,18 @@ MUTANTS = [
     ),
     Mutant(
         "_store/updating.py",
+        "return new._generation.continues_keys_of(base._generation)",
+        "return True",
+        "tests/store/test_updating.py::test_keys_that_come_go_and_come_again",
+    ),
+    Mutant(
+        "_store/updating.py",
+        "return _continues(new, base) or _begins",
+        "return _begins",
+        "tests/store/test_updating.py::test_keys_of_a_version_that_is_kept_are_not_read",
+    ),
+    Mutant(
+        "_store/updating.py",
         "if old.rows > new.rows:\n        return False",
         "if False:\n        return False",
         "tests/store/test_updating.py::test_tables_by_key_get_new_keys",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tierstore
+from tierstore._disk import generation
 from tierstore._io import directory
 from tierstore._store.state import State
 from tierstore._table.table import read_records
@@ -219,6 +220,58 @@ def test_tables_by_key_get_new_keys(tmp_path, rng, kind, rows):
         assert store["user"].rows < gone
         assert store.update_copy(copy).whole == ["user"]
         check(store, copy)
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
+def test_keys_of_a_version_that_is_kept_are_not_read(tmp_path, rng, kind, kept):
+    names = [f"k{n}" for n in range(3)] if kind == "text" else [-1, 0, 7]
+    spec = tierstore.TableSpec(dim=4, keys=kind)
+    with tierstore.create(tmp_path / "a.tier", {"user": spec}, keep=9 if kept else 1) as store:
+        store["user"].write(names, rng.normal(size=(3, 4)).astype("f4"))
+        store.commit()
+        store.update_copy(tmp_path / "b.tier")
+        store["user"].write(names[1:2], np.ones((1, 4), "f4"))
+        store.commit()
+        if not kept:
+            store.fold()
+    loads = []
+    load = generation.load_keys
+    with (
+        tierstore.open(tmp_path / "a.tier") as store,
+        mock.patch.object(generation, "load_keys", lambda *given: loads.append(1) or load(*given)),
+    ):
+        assert store.update_copy(tmp_path / "b.tier").rows == {"user": 1}
+    assert len(loads) == (0 if kept else 2)
+    with tierstore.open(tmp_path / "a.tier") as store:
+        check(store, tmp_path / "b.tier")
+
+
+@pytest.mark.variants(1, 4)
+@pytest.mark.parametrize("kind", ["int64", "text"])
+@pytest.mark.parametrize("kept", [50, 1])
+def test_keys_that_come_go_and_come_again(tmp_path, rng, kind, kept):
+    name = (lambda n: f"k{n}" * (1 + n % 3)) if kind == "text" else (lambda n: n * 7 - 50)
+    spec = tierstore.TableSpec(dim=2, keys=kind)
+    with tierstore.create(tmp_path / "a.tier", {"user": spec}, keep=kept) as store:
+        copy, wholes = tmp_path / "b.tier", []
+        for _ in range(25):
+            for _ in range(rng.integers(1, 3)):
+                numbers = rng.choice(30, rng.integers(1, 6), replace=False)
+                if rng.random() < 0.3:
+                    store["user"].remove([name(n) for n in numbers])
+                else:
+                    rows = rng.normal(size=(numbers.size, 2)).astype("f4")
+                    store["user"].write([name(n) for n in numbers], rows)
+                store.commit()
+                if kept > 1 and rng.random() < 0.2:
+                    store.restore(int(rng.integers(max(1, store.version - 5), store.version + 1)))
+            planned = store.update_copy(copy, dry_run=True)
+            done = store.update_copy(copy)
+            assert done == planned
+            wholes.append("user" in done.whole)
+            check(store, copy)
+        assert any(wholes) and not all(wholes)
 
 
 def test_a_table_that_was_dropped_goes_from_the_copy(store, copy, rng):

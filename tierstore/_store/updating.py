@@ -114,7 +114,7 @@ def lacking(
     copy: State, source: Source, base: Mapping[str, Table], progress: Progress | None = None
 ) -> CopyUpdate:
     """Return what a copy lacks, without writing it; `base` is as for `update`."""
-    plan = _Plan.of(copy, source)
+    plan = _Plan.of(copy, source, base)
     report = Overall(progress, sum(table.rows for table in source.tables.values()))
     rows = {name: table.rows for name, table in plan.whole.items()}
     for name, table in plan.alike.items():
@@ -141,7 +141,7 @@ def update(
     done: list[CopyUpdate] = []
 
     def work(use: Use) -> None:
-        plan = _Plan.of(copy, source)
+        plan = _Plan.of(copy, source, base)
         with copy.unless_published(copy.discard):
             draft = _draft(copy, source, plan)
             with copy.unless_published(lambda: remove_written(copy, draft.written)):
@@ -170,13 +170,13 @@ class _Plan:
     payload: bool
 
     @classmethod
-    def of(cls, copy: State, source: Source) -> _Plan:
+    def of(cls, copy: State, source: Source, base: Mapping[str, Table]) -> _Plan:
         for error in copy.damaged.values():
             raise error
         alike = {
             name: table
             for name, table in source.tables.items()
-            if name in copy.tables and _is_alike(copy.tables[name], table)
+            if name in copy.tables and _is_alike(copy.tables[name], table, base.get(name))
         }
         return cls(
             alike,
@@ -202,8 +202,11 @@ class _Plan:
         )
 
 
-def _is_alike(old: Table, new: Table) -> bool:
-    """Whether a table differs from that of a copy in values of rows, scalars and new keys only."""
+def _is_alike(old: Table, new: Table, base: Table | None) -> bool:
+    """Whether a table differs from that of a copy in values of rows, scalars and new keys only.
+
+    `base` is as for `update`.
+    """
     shapes = [
         (each.spec.backend, each.spec.compression, each.spec.keys, each.spec.grows)
         for each in (old, new)
@@ -213,8 +216,15 @@ def _is_alike(old: Table, new: Table) -> bool:
     if old.spec.rows != new.spec.rows and not new.spec.grows:
         return False
     if isinstance(old, KeyedTable) and isinstance(new, KeyedTable):
-        return _begins_with_keys_of(new, old)
+        return _continues(new, base) or _begins_with_keys_of(new, old)
     return True
+
+
+def _continues(new: KeyedTable, base: Table | None) -> bool:
+    """Whether the manifests say that keys were added since a version, and none removed."""
+    if not isinstance(base, KeyedTable) or not base._generation.moves_rows:
+        return False  # in partitions, rows have other numbers in each version
+    return new._generation.continues_keys_of(base._generation)
 
 
 def _begins_with_keys_of(new: KeyedTable, old: KeyedTable) -> bool:
@@ -222,8 +232,14 @@ def _begins_with_keys_of(new: KeyedTable, old: KeyedTable) -> bool:
     if old.rows > new.rows:
         return False
     return all(
-        np.array_equal(old.keys_of(rows), new.keys_of(rows)) for rows in _blocks(new, 0, old.rows)
+        _stored_keys(old, rows) == _stored_keys(new, rows) for rows in _blocks(new, 0, old.rows)
     )
+
+
+def _stored_keys(table: KeyedTable, rows: Rows) -> dict[str, bytes]:
+    """Return the keys of rows as files have them, by ending."""
+    parts = table._generation.key_map.parts_of(rows)
+    return {ending: part.tobytes() for ending, part in parts.items()}
 
 
 def _contents(payload: Mapping[str, PayloadInfo]) -> dict[str, tuple[str, int, int]]:
