@@ -16,8 +16,9 @@ from tierstore import Budget, Field, TableSpec, _rowcopy
 from tierstore._disk.generation import Generation
 from tierstore._door import Door
 from tierstore._memory_table import MemoryTable, Origin, Unversioned
+from tierstore._table.home import Touched
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table, Touched
+from tierstore._table.table import Table
 from tierstore._tiers.gpu.device import CudaDevice, Device
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.placement import Placement

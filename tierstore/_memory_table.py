@@ -23,8 +23,9 @@ from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Door
 from tierstore._progress import Progress, report_nothing
+from tierstore._table.home import Touched
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table, Touched
+from tierstore._table.table import Table
 from tierstore._tiers.base import Bytes, LowestTier, Rows
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, find_device

@@ -45,8 +45,9 @@ from tierstore._formats import (
 from tierstore._formats.files import open_input
 from tierstore._io import File
 from tierstore._memory_table import Unversioned
+from tierstore._table.home import Touched
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table, Touched
+from tierstore._table.table import Table
 from tierstore._tiers.base import LowestTier, MappedTier
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.placement import Placement, check_names, find_device

@@ -12,11 +12,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from tierstore import _html, _io
 from tierstore._kinds import check_store, check_table
 from tierstore.budget import format_bytes
 from tierstore.errors import FormatError, InvalidInputError
-
-if TYPE_CHECKING:
-    from tierstore._disk.manifest import Manifest
 
 __all__ = [
     "History",
@@ -600,42 +597,6 @@ class Version:
     time: int | None = field(default=None, compare=False)
     written_rows: int = 0
     written_bytes: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        manifest: Manifest,
-        names: Mapping[str, int],
-        time: int | None,
-        parts: Iterable[tuple[Manifest, int]] = (),
-    ) -> Self:
-        """Describe the version of a manifest; `names` are those of all versions.
-
-        `parts` are the manifests of its partitions, each with the version of the partition after
-        which the deltas are its own.
-        """
-        deltas = []
-        own = []
-        for each, before in [(manifest, manifest.version - 1), *parts]:
-            found = [delta for info in each.tables.values() for delta in info.deltas]
-            deltas += found
-            own += [delta for delta in found if delta.version > before]
-        rows, nbytes = manifest.written or (
-            sum(delta.rows for delta in own),
-            sum(delta.size for delta in own),
-        )
-        return cls(
-            manifest.version,
-            manifest.step,
-            manifest.seq,
-            sum(delta.rows for delta in deltas),
-            sum(delta.size for delta in deltas),
-            tuple(name for name, version in names.items() if version == manifest.version),
-            tuple(manifest.payload),
-            time,
-            rows,
-            nbytes,
-        )
 
 
 class Versions(list[Version]):

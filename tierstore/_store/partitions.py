@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tierstore import _io
 from tierstore._disk.generation import Generation
 from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys
-from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
+from tierstore._disk.manifest import DeltaInfo, KeysInfo, Manifest, TableInfo, Written
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
@@ -55,9 +55,43 @@ def list_versions(directory: _io.Directory, history: History) -> list[Version]:
         with contextlib.suppress(TierStoreError, OSError):
             _add_part(parts, directory, number, kept)
     return [
-        Version.of(each, names, history.time_of(each), parts[version])
+        _described(each, names, history.time_of(each), parts[version])
         for version, each in kept.items()
     ]
+
+
+def _described(
+    manifest: Manifest,
+    names: Mapping[str, int],
+    time: int | None,
+    parts: Sequence[tuple[Manifest, int]],
+) -> Version:
+    """Describe the version of a manifest; `names` are those of all versions.
+
+    `parts` are the manifests of its partitions, each with the version of the partition after which
+    the deltas are its own.
+    """
+    deltas, own = [], []
+    for each, before in [(manifest, manifest.version - 1), *parts]:
+        found = [delta for info in each.tables.values() for delta in info.deltas]
+        deltas += found
+        own += [delta for delta in found if delta.version > before]
+    written = manifest.written or Written(*_rows_and_bytes(own))
+    return Version(
+        manifest.version,
+        manifest.step,
+        manifest.seq,
+        *_rows_and_bytes(deltas),
+        tuple(name for name, version in names.items() if version == manifest.version),
+        tuple(manifest.payload),
+        time,
+        *written,
+    )
+
+
+def _rows_and_bytes(deltas: Sequence[DeltaInfo]) -> tuple[int, int]:
+    """Return how many rows deltas have, and their bytes."""
+    return sum(delta.rows for delta in deltas), sum(delta.size for delta in deltas)
 
 
 def _add_part(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,10 @@ from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointed import MOST, claimed, living
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, number_in_part, open_directory, read_identity
+from tierstore._table.home import StoreOfTable, Touched
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
-from tierstore._table.table import Table, Touched, records_in
+from tierstore._table.table import Table, records_in
 from tierstore._tiers.base import OPENED_ANEW, REFRESHED, REPLACED, RESTORED, ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
@@ -50,9 +51,6 @@ from tierstore.errors import (
 )
 from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
-
-if TYPE_CHECKING:
-    from tierstore._store.store import Store
 
 _LOG = logging.getLogger("tierstore")
 
@@ -92,12 +90,14 @@ class State:
     is_root = False
     whose = ""
 
-    def __init__(self, options: Options, store: Store, lock: WriterLock | None = None) -> None:
+    def __init__(
+        self, options: Options, store: StoreOfTable, lock: WriterLock | None = None
+    ) -> None:
         """Open a store; a writer also removes files that no version names.
 
         `lock` is that of the writer if it has it already.
         """
-        self.store = store
+        self.store: StoreOfTable = store
         self.door: Door = Door(str(options.path), writable=options.writable)
         self.prefetcher: Prefetcher = Prefetcher(self.door)
         self.sync_checks: bool = options.check_ids == "sync"

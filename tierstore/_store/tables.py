@@ -24,8 +24,9 @@ from tierstore._store.options import Options
 from tierstore._store.partitions import PartitionReaders
 from tierstore._store.payload import Payload
 from tierstore._store.versions import History
+from tierstore._table.home import Home, Touched
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Owner, Table, Touched
+from tierstore._table.table import Table
 from tierstore._tiers.base import GONE, REFRESHED, REMOVED, REPLACED, Renewed
 from tierstore._tiers.space import Space
 from tierstore.errors import CorruptStoreError, FormatError, TierStoreError
@@ -279,7 +280,7 @@ class Spaces:
 
     def place(
         self,
-        owner: Owner,
+        owner: Home,
         new: Mapping[str, Generation],
         specs: Mapping[str, TableSpec],
         *,
@@ -338,7 +339,7 @@ class Spaces:
         return space is not None and {extent.table for extent in space.extents} == names
 
     def grow(
-        self, owner: Owner, name: str, rows: int, specs: Callable[[], Mapping[str, TableSpec]]
+        self, owner: Home, name: str, rows: int, specs: Callable[[], Mapping[str, TableSpec]]
     ) -> None:
         """Add rows to a table; its uncommitted rows stay.
 
@@ -357,7 +358,7 @@ class Spaces:
         self.place(owner, {}, specs())
 
     def end_leases(
-        self, owner: Owner, name: str, specs: Callable[[], Mapping[str, TableSpec]]
+        self, owner: Home, name: str, specs: Callable[[], Mapping[str, TableSpec]]
     ) -> None:
         """End the leases of a table and those that it shares tiers with, before its rows move.
 

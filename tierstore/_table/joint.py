@@ -25,7 +25,8 @@ from tierstore._door import INTERNAL, internal_error
 from tierstore._table.access import Access, Lease
 from tierstore._table.address import on_host
 from tierstore._table.gpu import DeviceAccess
-from tierstore._table.table import Owner, Table, access_to, extent_of, in_present_tiers, shape_of
+from tierstore._table.home import Home
+from tierstore._table.table import Table, access_to, extent_of, in_present_tiers, shape_of
 from tierstore._table.trace import Recording
 from tierstore._tiers.base import Epoch, Rows
 from tierstore._tiers.gpu.link import FeatureIds
@@ -312,7 +313,7 @@ class JointTable(Table):
         return self.location.access.together()  # without `_access`, whose call counts in a step
 
     @property
-    def _owner(self) -> Owner:  # type: ignore[override]
+    def _owner(self) -> Home:  # type: ignore[override]
         return self.tables[0]._owner
 
     @property

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,9 @@ from tierstore._table import expiry, merging
 from tierstore._table.access import Lease
 from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
 from tierstore._table.gpu import DeviceAccess
+from tierstore._table.home import KeyedHome
 from tierstore._table.missing import Missing, check_fits, checked
-from tierstore._table.table import Naming, Owner, Table
+from tierstore._table.table import Naming, Table
 from tierstore._tiers.gpu.keys import DeviceKeys, Guess
 from tierstore._tiers.space import Extent, Space
 from tierstore.errors import (
@@ -40,25 +41,6 @@ _BLOCK_ROWS = 1 << 16
 _GROWTH = 8
 """A table without a capacity grows by one part in so many."""
 OTHERWISE = "; missing='init' reads first rows of such keys, and missing=0.0 zeros"
-
-
-class Grower(Owner, Protocol):
-    """What growing tables share in addition; `missing` is what reads do without being told."""
-
-    missing: Missing
-
-    @property
-    def commits(self) -> int:
-        """Return how many versions the open one's history has; uses of keys are dated by it."""
-
-    def grow_rows(self, name: str, rows: int) -> None:
-        """Grow a table to `rows` rows, while no other thread is in a call."""
-
-    def end_leases(self, name: str) -> None:
-        """End the leases of a table whose rows are about to move; no other thread is in a call."""
-
-    def keys_before(self, name: str) -> int | None:
-        """Return how many keys a table has in the previous version; None if unknown."""
 
 
 Rows = npt.NDArray[np.int64]
@@ -259,7 +241,7 @@ class KeyedTable(ByKey, RowsByNumber):
         return keys
 
     def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
-        before = cast(Grower, self._owner).keys_before(self.name)
+        before = cast(KeyedHome, self._owner).keys_before(self.name)
         added = None if before is None else self.rows - before
         found = super()._information(tiers)
         # Known also without keys, and where partitions have their files.
@@ -372,12 +354,13 @@ class KeyedTable(ByKey, RowsByNumber):
     ) -> int:
         """Take rows of a table that was checked; see `merging.merge`."""
         later = self._commits - other._commits
-        return merging.merge(self, other, on_conflict, later, progress, is_wanted)
+        others = other.keys.settled()
+        return merging.merge(self, other, others, on_conflict, later, progress, is_wanted)
 
     @property
     def _commits(self) -> int:
         """How many versions the history of the table has."""
-        return cast(Grower, self._owner).commits
+        return cast(KeyedHome, self._owner).commits
 
     # -- reading and writing
 
@@ -425,7 +408,7 @@ class KeyedTable(ByKey, RowsByNumber):
         self, missing: object, field: str | list[str] | tuple[str, ...] | None, *, raw: bool = False
     ) -> Missing:
         """Check what a read of some fields is to do about keys without a row."""
-        owner = cast(Grower, self._owner)
+        owner = cast(KeyedHome, self._owner)
         chosen = owner.missing
         if missing is not None:
             chosen = checked(missing, writable=owner.door.writable)
@@ -598,7 +581,7 @@ class KeyedTable(ByKey, RowsByNumber):
         parts = _GROWTH if self._space.can_grow else 1  # else its tiers are rebuilt
         more = max(self.capacity // parts, EXTENT_ROWS)
         spec = self.spec.with_rows(max(keys, self.capacity + more))
-        cast(Grower, self._owner).grow_rows(self.name, spec.rows)
+        cast(KeyedHome, self._owner).grow_rows(self.name, spec.rows)
 
     def _known_or_first(
         self, keys: object, field: str, *, train: bool
@@ -805,7 +788,7 @@ class KeyedTable(ByKey, RowsByNumber):
         The places of the last rows become zeros, like other rows that are written: once older
         versions are folded, no file holds what was removed.
         """
-        cast(Grower, self._owner).end_leases(self.name)
+        cast(KeyedHome, self._owner).end_leases(self.name)
         self._owner.touched.rows.setdefault(self.name)
         keys = self._map
         count = len(keys)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore._progress import Progress, report_nothing
+from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.spec import USES
-
-if TYPE_CHECKING:
-    from tierstore._table.keyed import KeyedTable
 
 Conflict: TypeAlias = Literal["newest", "mean", "keep"]
 """What becomes of a key that both tables have."""
@@ -22,7 +20,7 @@ Rows: TypeAlias = npt.NDArray[Any]
 _BLOCK_ROWS = 1 << 16
 
 
-def check(table: KeyedTable, other: KeyedTable, on_conflict: str) -> None:
+def check(table: Table, other: Table, on_conflict: str) -> None:
     """Raise InvalidInputError if `other` cannot be merged into a table so."""
     if on_conflict not in ("newest", "mean", "keep"):
         raise InvalidInputError(f"on_conflict is 'newest', 'mean' or 'keep', not {on_conflict!r}")
@@ -39,14 +37,15 @@ def check(table: KeyedTable, other: KeyedTable, on_conflict: str) -> None:
         raise InvalidInputError(f"table {table.name!r} cannot be merged with itself")
 
 
-def _described(table: KeyedTable) -> str:
+def _described(table: Table) -> str:
     """Return the fields of a table for people."""
     return ", ".join(f"{name} ({each.dim} {each.dtype})" for name, each in table.fields.items())
 
 
 def merge(
-    table: KeyedTable,
-    other: KeyedTable,
+    table: Table,
+    other: Table,
+    others: Any,
     on_conflict: str,
     later: int,
     progress: Progress | None = None,
@@ -54,10 +53,11 @@ def merge(
 ) -> int:
     """Take the rows of another table, checked, as `KeyedTable.merge` does; return the new keys.
 
-    `later` is by how many versions the history of the table is the longer one, by which uses are
-    dated. `is_wanted` tells which keys to take; None takes all.
+    `others` are the `SettledKeys` of the other table; `later` is by how many versions the history
+    of the table is the longer one, by which uses are dated. `is_wanted` tells which keys to take;
+    None takes all.
     """
-    before, others = table.rows, other.keys.settled()
+    before = table.rows
     joined = list(other.fields) if on_conflict == "mean" else list({USES} & {*other.fields})
     for start in range(0, len(others), _BLOCK_ROWS):
         rows = np.arange(start, min(start + _BLOCK_ROWS, len(others)))

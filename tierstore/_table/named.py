@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,25 +11,22 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import KeysInfo
 from tierstore._table.address import on_host
+from tierstore._table.home import Home, StoreOfTable
 from tierstore.errors import InvalidInputError
-
-if TYPE_CHECKING:
-    from tierstore._store.store import Store
-    from tierstore._table.table import Owner
 
 
 class NamedRows:
     """The part of a table by id for the keys that `Store.set_keys` gave its rows."""
 
     name: str
-    _owner: Owner
+    _owner: Home
     _generation: Generation
     _keys: tuple[Generation, KeysInfo | None, Keys | None] | None
     """The opened keys, and their source: another thread may refresh the store meanwhile."""
 
     @property
-    def store(self) -> Store:
-        """The store of the table; raises InvalidInputError for one in memory or in a file."""
+    def store(self) -> StoreOfTable:
+        """The `Store` of the table; raises InvalidInputError for one in memory or in a file."""
         if self._owner.store is None:
             raise InvalidInputError(
                 f"table {self.name!r} has no store: it lives in memory alone, or in another "

@@ -16,7 +16,6 @@ from typing import (
     Literal,
     NoReturn,
     ParamSpec,
-    Protocol,
     Self,
     TypeAlias,
     TypeVar,
@@ -29,17 +28,17 @@ import numpy.typing as npt
 
 from tierstore import _html
 from tierstore._disk.generation import Generation, Later
-from tierstore._disk.manifest import KeysInfo, TableInfo
-from tierstore._door import INTERNAL, Door, internal_error, internal_errors
+from tierstore._disk.manifest import TableInfo
+from tierstore._door import INTERNAL, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
 from tierstore._progress import Progress, report_nothing
 from tierstore._strictjson import json_values
 from tierstore._table.access import Access, Lease
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
 from tierstore._table.gpu import DeviceAccess
+from tierstore._table.home import Home
 from tierstore._table.host import HostAccess
 from tierstore._table.named import NamedRows
-from tierstore._table.prefetch import Prefetcher
 from tierstore._table.split import SplitAccess
 from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
@@ -53,8 +52,6 @@ from tierstore.stats import Counters, Occupancy, TableInformation, TierInformati
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from tierstore._store.store import Store
 
 IntegerArrayLike: TypeAlias = (
     npt.NDArray[np.integer[Any]]
@@ -74,35 +71,6 @@ _NAME = (type(None), str)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T", bound="Table")
-
-
-class Touched:
-    """Tables that may differ from the open version, so that a commit visits no other.
-
-    Attributes:
-        rows: the tables that were written to, in order.
-        scalars: the tables whose scalars a caller got and may change at any time.
-        keys: the files of the keys that the next commit gives to tables, None to remove keys.
-    """
-
-    def __init__(self) -> None:
-        """Know of no table."""
-        self.rows: dict[str, None] = {}
-        self.scalars: dict[str, None] = {}
-        self.keys: dict[str, KeysInfo | None] = {}
-
-
-class Owner(Protocol):
-    """The part that the tables of a store share; `store` is None for a table in memory alone."""
-
-    door: Door
-    prefetcher: Prefetcher
-    sync_checks: bool
-    touched: Touched
-
-    @property
-    def store(self) -> Store | None:
-        """Return the store."""
 
 
 def in_present_tiers(
@@ -138,7 +106,7 @@ class Table(NamedRows):
     """Whether any table was ever recorded; else a batch on many tables need not check each."""
 
     def __init__(
-        self, owner: Owner, name: str, generation: Generation, space: Space, extent: Extent
+        self, owner: Home, name: str, generation: Generation, space: Space, extent: Extent
     ) -> None:
         """Refer to the files of a table, and to its rows in a space."""
         self.name = name
@@ -1022,7 +990,7 @@ class Naming:
 
 
 def access_to(
-    space: Space, extent: Extent | WholeSpace, layout: RecordLayout, owner: Owner
+    space: Space, extent: Extent | WholeSpace, layout: RecordLayout, owner: Home
 ) -> Access:
     """Return access to some rows of a space, from the side of its nearest tier."""
     gpu, whole, door = space.gpu, space.whole, owner.door

@@ -16,7 +16,7 @@ import hashlib
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from tierstore._store.patching import Patch
 from tierstore._store.state import State
 from tierstore._store.tables import Opening
 from tierstore._strictjson import canonical
+from tierstore._table.home import StoreOfTable
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table, scalars_to_write
 from tierstore._tiers.base import OPENED_ANEW, REMOVED, ROLLED_BACK
@@ -62,10 +63,6 @@ from tierstore.errors import (
 )
 from tierstore.initializers import Constant, Initializer
 from tierstore.spec import Field, TableSpec
-
-if TYPE_CHECKING:
-    from tierstore._store.store import Store
-
 
 FILLED = 256
 """Partitions that can be filled from rows which come once: each has files open meanwhile."""
@@ -91,7 +88,9 @@ class Apart(State):
 
     is_root = True
 
-    def __init__(self, options: Options, store: Store, ranks: Ranks, *, average: bool) -> None:
+    def __init__(
+        self, options: Options, store: StoreOfTable, ranks: Ranks, *, average: bool
+    ) -> None:
         """Open the requested version, or the newest that all leaders have. Collective."""
         self.ranks: Ranks = ranks
         self.average: bool = average

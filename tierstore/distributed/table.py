@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from tierstore._disk.keys import Keys
 from tierstore._disk.partitioning import Shard
 from tierstore._door import interrupts_deferred
 from tierstore._table.address import host_ids
+from tierstore._table.home import StoreOfTable
 from tierstore._table.joint import JointTable
 from tierstore._table.named import NamedRows, without_row
 from tierstore._table.table import Table
@@ -26,9 +27,6 @@ from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.request import Call, Request, Wanted
 from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError
 from tierstore.spec import Field, TableSpec
-
-if TYPE_CHECKING:
-    from tierstore._store.store import Store
 
 
 class OfRanks:
@@ -64,7 +62,7 @@ class OfRanks:
         return self.shard.device
 
     @property
-    def store(self) -> Store:
+    def store(self) -> StoreOfTable:
         """The store of the table."""
         return self.shard.store
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tierstore._store.pointed import Claim, StatePointer
 from tierstore._store.pointer import from_bytes, to_bytes
-from tierstore._store.store import Store
+from tierstore._table.home import StoreOfTable
 from tierstore.errors import InvalidInputError
 
 _WAYS = {
@@ -21,7 +21,7 @@ _WAYS = {
 """What to do where something else is compared."""
 
 
-def to_tensor(store: Store, **what: str) -> Tensor:
+def to_tensor(store: StoreOfTable, **what: str) -> Tensor:
     """Return a pointer to a store as it is committed, as a uint8 tensor.
 
     `what` is compared when it is loaded: `table` and `field`, and more. The version is kept while
@@ -81,7 +81,7 @@ def _claiming(data: Tensor, claim: Claim) -> Tensor:
     return found
 
 
-def restore(store: Store, state: Any, **what: str) -> None:
+def restore(store: StoreOfTable, state: Any, **what: str) -> None:
     """Bring a store to the version that a pointer names.
 
     Raises InvalidInputError for a pointer to something else than `what`, to another store, or to a

@@ -13,7 +13,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from tierstore._door import interrupts_deferred
-from tierstore._store.store import Store
+from tierstore._table.home import StoreOfTable
 from tierstore._table.table import Table, check_open
 from tierstore.distributed.apart import fail_on_every_rank
 from tierstore.errors import (
@@ -673,7 +673,7 @@ class _Changes:
     def __init__(self, what: str) -> None:
         """Collect changes: "add" for fields to add, "drop" for those to drop."""
         self._what = what
-        self._stores: dict[int, tuple[Store, dict[str, Any]]] = {}
+        self._stores: dict[int, tuple[StoreOfTable, dict[str, Any]]] = {}
 
     def add(self, table: Table, fields: Any) -> None:
         """Change a table, also where it is to be changed already."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +18,6 @@ from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, VERSION, Place, PlaceType, dry_run_option, full_name
 from tierstore_cli.progress import Progress
 from tierstore_cli.text import quoted, some_rows
-
-if TYPE_CHECKING:
-    from tierstore._store.updating import CopyUpdate
 
 
 @click.command(cls=Command, writes="DEST")
@@ -179,25 +177,26 @@ def _update(
         "bytes": done.bytes,
         "dry_run": dry_run,
     }
-    out.show(data, *_changes(done), _summary(done, store, dest, dry_run=dry_run))
+    out.show(data, *_changes(data), _summary(data, store, dest))
 
 
-def _changes(done: CopyUpdate) -> list[str | Grid]:
+def _changes(data: Mapping[str, Any]) -> list[str | Grid]:
     """Return a table of what a copy lacked."""
     rows = [
-        (name, f"{count:,}", "the whole table" if name in done.whole else "rows that differ")
-        for name, count in done.rows.items()
+        (name, f"{count:,}", "the whole table" if name in data["whole"] else "rows that differ")
+        for name, count in data["rows"].items()
     ]
-    rows += [(name, "", "dropped") for name in done.dropped]
+    rows += [(name, "", "dropped") for name in data["dropped"]]
     return [Grid(("TABLE", "ROWS", ""), rows, right=frozenset({1}))] if rows else []
 
 
-def _summary(done: CopyUpdate, store: Place, dest: Place, *, dry_run: bool) -> str:
-    if done.from_version == done.to_version:
-        return f"{dest} is at version {done.to_version} of {store} already"
-    since = "" if done.from_version is None else f"from version {done.from_version} "
-    verb = "would bring" if dry_run else "brought"
+def _summary(data: Mapping[str, Any], store: Place, dest: Place) -> str:
+    before, version = data["from"], data["version"]
+    if before == version:
+        return f"{dest} is at version {version} of {store} already"
+    since = "" if before is None else f"from version {before} "
+    verb = "would bring" if data["dry_run"] else "brought"
     return (
-        f"{verb} {dest} {since}to version {done.to_version} of {store}: "
-        f"{format_bytes(done.bytes)} to write"
+        f"{verb} {dest} {since}to version {version} of {store}: "
+        f"{format_bytes(data['bytes'])} to write"
     )
