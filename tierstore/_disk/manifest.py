@@ -265,6 +265,10 @@ class Difference(NamedTuple):
     in_place: bool
 
 
+Partitions = tuple[tuple[int, str], ...]
+"""The version and mark of each partition, as a root names them."""
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One version of a store.
@@ -305,7 +309,7 @@ class Manifest:
     names: dict[str, int] = field(default_factory=dict)
     forks: tuple[tuple[int, int], ...] = ()
     skipped: int = 0
-    partitions: tuple[tuple[int, str], ...] = ()
+    partitions: Partitions = ()
     origin: Origin | None = None
     written: Written | None = None
     _differs: tuple[weakref.ref[Manifest], Difference] | None = field(

@@ -34,6 +34,7 @@ from tierstore._disk.manifest import (
     TEMPORARY_NAME,
     Identity,
     Manifest,
+    Partitions,
     manifest_name,
 )
 from tierstore._store.lineage import Forks, descends, newest_common
@@ -216,6 +217,7 @@ class Ledger:
         self._kept: dict[int, int] = {}  # manifest number by version, both ascending
         self._forks_of: dict[int, Forks] = {}
         self._mark_of: dict[int, str] = {}
+        self._partitions_of: dict[int, Partitions] = {}  # by number of a manifest that is there
         self._superseded: set[int] = set()
         self._damaged: set[int] = set()
         self._needed = NeededFiles()
@@ -239,6 +241,7 @@ class Ledger:
         self.names = manifest.names
         self._forks_of[manifest.version] = manifest.forks
         self._mark_of[manifest.version] = manifest.mark
+        self._partitions_of[manifest.seq] = manifest.partitions
         while self._kept and self.newest >= manifest.version:
             self._superseded.add(self._kept.pop(self.newest))
         self._kept[manifest.version] = manifest.seq
@@ -268,6 +271,11 @@ class Ledger:
     def marks(self) -> dict[int, str]:
         """The marks of the versions that can be opened, ascending by version."""
         return {version: self._mark_of[version] for version in self._kept}
+
+    @property
+    def named(self) -> list[Partitions]:
+        """What the manifests that there are name of partitions, those to be removed yet as well."""
+        return [*self._partitions_of.values()]
 
     @property
     def newest(self) -> int:
@@ -359,6 +367,7 @@ class Ledger:
             self._superseded |= {seq for seq in self._damaged if seq < first}
         for seq in sorted(self._superseded):
             self._directory.unlink(manifest_name(seq))
+            self._partitions_of.pop(seq, None)
             self._unsynced = True
             self._dead |= self._needed.remove(seq)
             self._superseded.discard(seq)

@@ -24,7 +24,7 @@ from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.generation import Generation, initial_records, remove_generation
 from tierstore._disk.keys import write_keys
-from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
+from tierstore._disk.manifest import KeysInfo, Manifest, Partitions, TableInfo
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Use
@@ -47,7 +47,7 @@ from tierstore._tiers.base import OPENED_ANEW, REMOVED, ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed.creating import same_seeds
 from tierstore.distributed.keyed import DistributedKeyedTable
-from tierstore.distributed.parts import Partitions, Parts
+from tierstore.distributed.parts import Parts
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.table import DistributedTable
@@ -98,6 +98,7 @@ class Apart(State):
         self.shared: dict[str, DistributedTable | DistributedKeyedTable] = {}
         self.whose: str = f" of rank {ranks.rank}"
         self.folder: Folder = Folder(self)
+        self._named: list[Partitions] = []
         super().__init__(within_share(options, ranks), store)
 
     # -- opening
@@ -186,14 +187,16 @@ class Apart(State):
     def _follow(self, what: str, work: Callable[[], object]) -> None:
         """Do something as a leader that may publish, and take the manifest of one's own leader.
 
-        It goes from rank to rank as the bytes of its file, so that tables that stay are shared.
+        It goes from rank to rank as the bytes of its file, so that tables that stay are shared;
+        with it what all manifests that are kept name.
         """
 
-        def publish() -> bytes:
+        def publish() -> tuple[bytes, list[Partitions]]:
             work()
-            return bytes(self.manifest.encode())
+            data = bytes(self.manifest.encode()) if self.ranks.count > 1 else b""
+            return data, self.ledger.named
 
-        data = self.ranks.lead(what, publish)
+        data, self._named = self.ranks.lead(what, publish)
         if not self.ranks.leads:
             like = getattr(self, "manifest", None)
             self.manifest: Manifest = Manifest.decode(data, str(self._options.path), like)
@@ -565,24 +568,23 @@ class Apart(State):
     def settle(self) -> None:
         """Have partitions remove what no root names that a leader keeps. Collective.
 
-        Several leaders remove older versions here, when all have published. Of one alone each rank
-        reads what it keeps: no message goes between the ranks.
+        Several leaders remove older versions here, when all have published. One alone has told what
+        it keeps with what it published.
         """
-        roots: list[Partitions] | None = None
         if self.ranks.several:
 
             def settled() -> list[Partitions]:
                 if not self.ranks.leads:
                     return []
                 self.clean_up()
-                return self.named()
+                return self.ledger.named
 
             every = self.ranks.together("remove older versions", settled)
-            roots = list(dict.fromkeys(each for found in every for each in found))
+            self._named = [each for found in every for each in found]
 
         def settle() -> None:
             try:
-                self.parts.keep_only(self.named() if roots is None else roots)
+                self.parts.keep_only(self._named)
             except (TierStoreError, OSError, MemoryError) as error:
                 warn(
                     f"version {self.manifest.version} is committed; removing older ones from the "
@@ -591,10 +593,6 @@ class Apart(State):
                 )
 
         self.count_keys(settle, "confirm the version")
-
-    def named(self) -> list[Partitions]:
-        """Return what this rank's root names of the partitions, for each version it keeps."""
-        return [each.partitions for each in self.history.versions().values()]
 
     def lead(self, what: str, work: Callable[[], object]) -> None:
         """Have each leader change what is kept of the root, and partitions follow. Collective."""

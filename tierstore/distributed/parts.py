@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from tierstore._disk.keys import Keys
-from tierstore._disk.manifest import Manifest, TableInfo, Written
+from tierstore._disk.manifest import Manifest, Partitions, TableInfo, Written
 from tierstore._disk.partitioned import PartitionedGeneration
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
@@ -23,9 +23,6 @@ from tierstore.spec import EXTENT_ROWS
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-Partitions = tuple[tuple[int, str], ...]
-"""The version and mark of each partition, as a root names them."""
 
 _NOTHING = Budget(host=0, gpu=0)
 """The budget of a partition, which has no tiers of its own."""

@@ -203,9 +203,10 @@ class Ranks(Coordinator):
             return [value]
         data = torch.frombuffer(bytearray(pickle.dumps((what, value))), dtype=torch.uint8)
         message = self.send(what, kind, [data] * self.count)
-        every = [pickle.loads(each.numpy()) for each in self.receive(what, message)]
-        self._check_equal("call", [call for call, _ in every])
-        return [found for _, found in every]
+        told = [pickle.loads(each.numpy()) for each in self.receive(what, message)]
+        calls, values = zip(*told, strict=True)
+        self._check_equal("call", calls)
+        return list(values)
 
     def _check_equal(self, name: str, given: Sequence[object]) -> None:
         """Raise InvalidInputError, as all ranks do, unless all give the same value."""
