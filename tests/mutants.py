@@ -1556,6 +1556,18 @@ MUTANTS = [
         "tests/io/test_io.py::test_what_is_removed_is_removed_even_if_it_is_interrupted_again",
     ),
     Mutant(
+        "_io/atomic.py",
+        "known and place.lock_within(_offset(path.name), 1) is None",
+        "known",
+        "tests/io/test_io.py::test_what_a_killed_process_left_is_removed",
+    ),
+    Mutant(
+        "importing.py",
+        "return sorted(listed, key=by_numbers) if listed in (sorted(listed), letters) else listed",
+        "return sorted(listed, key=by_numbers)",
+        "tests/cli/test_load_export.py::test_files_as_a_shell_lists_them_are_read_by_their_numbers",
+    ),
+    Mutant(
         "_store/repair.py",
         "if not os.path.lexists(where):\n            self",
         "if not os.path.lexists(where.parent):\n            self",

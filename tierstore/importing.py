@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import compress
@@ -17,6 +18,7 @@ from tierstore._disk.partitioning import PARTITIONS
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES, DTypeName, check_dtype
 from tierstore._formats import TextOptions, fetched, open_source, read_keys, split_name
 from tierstore._formats.base import Source
+from tierstore._formats.files import by_numbers
 from tierstore._formats.keys import KeyColumn, Keys
 from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
@@ -36,7 +38,15 @@ if TYPE_CHECKING:
     from tierstore._store.store import Store
     from tierstore._table.table import Table
 
-__all__ = ["DEFAULT_TABLE", "ImportResult", "Preview", "import_table", "preview", "read_keys"]
+__all__ = [
+    "DEFAULT_TABLE",
+    "ImportResult",
+    "Preview",
+    "import_table",
+    "in_order_of_numbers",
+    "preview",
+    "read_keys",
+]
 
 DEFAULT_TABLE = "embeddings"
 """Name of the table created in an empty store."""
@@ -101,6 +111,16 @@ class Preview:
     notes: tuple[str, ...]
     keys: list[str] | list[int] | None
     first: npt.NDArray[Any]
+
+
+def in_order_of_numbers(files: Sequence[str]) -> list[str]:
+    """Return files that a shell listed in the order of the numbers in their names.
+
+    A shell puts part-10 before part-2. Files in an order that is none of a shell's stay in theirs.
+    """
+    listed = list(files)
+    letters = sorted(listed, key=lambda name: (re.sub(r"[\W_]", "", name).lower(), name))
+    return sorted(listed, key=by_numbers) if listed in (sorted(listed), letters) else listed
 
 
 def preview(

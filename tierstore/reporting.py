@@ -77,6 +77,7 @@ def write_report(
     k: int = 10,
     simulation: Simulation | None = None,
     hits: HitRates | None = None,
+    tables: Sequence[str] | None = None,
     force: bool = False,
 ) -> None:
     """Write an HTML page about a store: tables, versions, norms, a picture of rows, neighbours.
@@ -93,20 +94,22 @@ def write_report(
         k: how many.
         simulation: miss ratios to draw, of `tierstore.sizing.simulate`.
         hits: hit rates of a run to draw, of `tierstore.stats.read_hit_rates`.
+        tables: the tables that the page is about; all of the store if None.
         force: replace an existing file.
 
     Raises ExistsError, UnknownNameError, RowIndexError, and the errors of reading rows.
     """
-    parts = [*_head(store), *_tables(store), *_versions(store)]
+    shown = list(store) if tables is None else [store[name].name for name in tables]
+    parts = [*_head(store), *_tables(store, shown), *_versions(store)]
     if hits is not None:
         parts += _hits(hits)
     if simulation is not None:
         parts += _misses(simulation)
-    for name in list(store)[:_MOST_TABLES]:
+    for name in shown[:_MOST_TABLES]:
         if name not in store.damaged:
             chosen = near[1] if near is not None and near[0] == name else None
             parts += _pictures(store[name], chosen, k)
-    if near is not None and near[0] not in list(store)[:_MOST_TABLES]:
+    if near is not None and near[0] not in shown[:_MOST_TABLES]:
         parts += _pictures(store[near[0]], near[1], k)
     title = escape(Path(str(store.path)).name)
     page = (
@@ -142,7 +145,7 @@ def _head(store: Store) -> Iterator[str]:
     yield f"<p>version {info.version:,}{step}, {info.size}</p>"
 
 
-def _tables(store: Store) -> Iterator[str]:
+def _tables(store: Store, shown: Sequence[str]) -> Iterator[str]:
     info = store.info()
     rows = [
         (
@@ -155,6 +158,7 @@ def _tables(store: Store) -> Iterator[str]:
             f"{each.delta_rows:,}",
         )
         for each in info.tables
+        if each.name in shown
     ]
     headers = ("table", "fields", "keys", "rows", "size", "on the disk", "row writes not folded")
     yield "<h2>Tables</h2>"

@@ -253,7 +253,7 @@ def seeded(initializer: SeededInitializer | None, seed: int | None) -> Initializ
     if initializer is not None:
         return initializer(seed or 0)
     if seed is not None:
-        raise click.UsageError("--seed is that of --init; give both")
+        raise click.UsageError("--seed starts the random values of --init: give that too")
     return None
 
 

@@ -376,3 +376,25 @@ def test_files_of_ranges_of_rows_are_loaded_as_one(run, run_json, tmp_path):
     done = run_json("load", tmp_path / "s.tier", *files)
     assert (done["rows"], done["source"]) == (7, list(map(str, files)))
     assert np.array_equal(rows_of(tmp_path / "s.tier", "embeddings"), rows)
+
+
+@pytest.mark.parametrize("order", ["C", "letters", "numbers", "given"])
+def test_files_as_a_shell_lists_them_are_read_by_their_numbers(run, tmp_path, monkeypatch, order):
+    """Row ids of several files follow their numbers; an order that someone chose stays."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"part-{number}.npy" for number in range(12)]
+    for number, name in enumerate(names):
+        np.save(name, np.full((2, 1), number, "f4"))
+    last_first = [*names[6:], *names[:6]]
+    listed = {
+        "C": sorted(names),
+        "letters": sorted(names, key=lambda name: name.replace(".", "")),  # digits before letters
+        "numbers": names,
+        "given": last_first,
+    }[order]
+    said = run("load", "s.tier", *listed).stderr
+    wanted = last_first if order == "given" else names
+    assert ("in the order of the numbers" in said) == (listed != wanted)
+    with tierstore.open("s.tier") as store:
+        rows = store["embeddings"].read(np.arange(24))[:, 0]
+    assert [f"part-{int(each)}.npy" for each in rows[::2]] == wanted

@@ -158,7 +158,11 @@ def test_a_table_of_the_environment_is_no_option_where_none_goes(run, place, pai
     run("simulate", "trace.npy", "--rows", 50)
     run("export", pair, "whole.npy", "--part", "0/1")
     run("export", pair, "whole.npy", "--finish")
-    run("report", pair, "other.html", "--table", "item", code=2)
+    assert "<td>user</td>" in Path("page.html").read_text()
+    run("report", pair, "other.html", "--table", "item")
+    one = Path("other.html").read_text()
+    assert "<td>item</td>" in one and "user" not in one
+    run("report", pair, "third.html", "--table", "items", code=1)
 
 
 def test_unknown_variables_are_named_with_the_nearest(run, pair, monkeypatch):

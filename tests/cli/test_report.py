@@ -17,7 +17,9 @@ def test_a_page_of_a_store(run, run_json, pair, tmp_path):
     run("report", pair, page, code=1)
     run("report", pair, page, "--force")
     run("report", pair, page, "--force", "--table", "item", "--id", 300, code=1)
-    run("report", pair, page, "--force", "--table", "item", code=2)
+    run("report", pair, page, "--force", "--table", "item")
+    assert "item" in page.read_text() and "user" not in page.read_text()
+    run("report", pair, page, "--force", "--table", "items", code=1)
     run("report", pair, page, "--force", "--id", 3, "--key", "x", code=2)
 
 

@@ -5,6 +5,8 @@ import errno
 import mmap
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -625,6 +627,60 @@ def test_what_a_killed_process_left_is_mentioned(tmp_path):
     os.utime(tree / "part", (1, 1))
     mentioned = pytest.warns(UpkeepWarning, match=re.escape(str(tree)))
     with mentioned, _io.publish(tmp_path / "file", force=True) as temporary:
+        temporary.write_bytes(b"content")
+
+
+WRITER = """
+import signal, sys
+from tierstore import _io
+with _io.publish(sys.argv[1], force=True) as temporary:
+    {make}
+    print("written", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("make", ["temporary.write_bytes(b'half')", "temporary.mkdir()"])
+def test_what_a_killed_process_left_is_removed(tmp_path, make):
+    """At once, by whoever writes the same target; not while its process lives, nor of others."""
+    command = [sys.executable, "-c", WRITER.format(make=make)]
+
+    def started(name):
+        found = subprocess.Popen([*command, str(tmp_path / name)], stdout=subprocess.PIPE)
+        assert found.stdout.readline() == b"written\n"
+        return found
+
+    def published():
+        with _io.publish(tmp_path / "file", force=True) as temporary:
+            temporary.write_bytes(b"content")
+        return {each.name.split(".")[1] for each in _io.leftovers(tmp_path)}
+
+    with started("file") as one, started("other") as other:
+        try:
+            assert published() == {"file", "other"}
+            one.kill()
+            one.wait()
+            assert published() == {"other"}
+        finally:
+            one.kill()
+            other.kill()
+    assert published() == {"other"}
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_where_none_can_lock_what_is_left_is_mentioned(tmp_path, monkeypatch):
+    """A file system without locks, or one that other machines may write: nothing is removed."""
+    left = tmp_path / ".file.held-0123abcd.partial"
+    left.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    refused = mock.patch.object(_io.Directory, "lock_range", side_effect=StoreIOError("no locks"))
+    elsewhere = mock.patch.object(_io.Directory, "filesystem", "nfs")
+    mentioned = pytest.warns(UpkeepWarning, match=re.escape(str(left)))
+    with elsewhere, mentioned, _io.publish(tmp_path / "file") as temporary:
+        temporary.write_bytes(b"content")
+    assert left.exists()
+    with refused, _io.publish(tmp_path / "new") as temporary:
+        assert "held" not in temporary.name
         temporary.write_bytes(b"content")
 
 

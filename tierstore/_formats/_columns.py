@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import socket
 import struct
 import subprocess
@@ -25,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from tierstore._formats.base import Array, Content, Write
-from tierstore._formats.files import InputFile, open_input, unless_it_fails
+from tierstore._formats.files import InputFile, by_numbers, open_input, unless_it_fails
 from tierstore._formats.keys import Integers, Keys, blob_to_strings
 from tierstore._formats.reading import Column, ColumnFormat, Reader
 from tierstore._keys.given import least
@@ -244,11 +243,7 @@ def in_order(paths: Iterator[Path]) -> list[Path]:
     Hidden files and those that begin with "_", such as markers of Spark, are left out.
     """
     named = [path for path in paths if path.name[0] not in "._"]
-    return sorted(named, key=lambda path: _by_numbers(path.name))
-
-
-def _by_numbers(name: str) -> list[Any]:
-    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
+    return sorted(named, key=lambda path: by_numbers(path.name))
 
 
 class ArrowFormat(ColumnFormat):

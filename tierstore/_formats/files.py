@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -144,6 +145,11 @@ def in_archive(path: Path) -> tuple[Path, str] | None:
     archive, found, member = str(path).partition(f"{_ZIP}:")
     is_member = bool(found and member) and not path.exists() and Path(archive + _ZIP).is_file()
     return (Path(archive + _ZIP), member) if is_member else None
+
+
+def by_numbers(name: str) -> list[Any]:
+    """Return what sorts names by the value of the numbers in them: part-2 before part-10."""
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
 _ZIP = ".zip"

@@ -36,7 +36,9 @@ _NAME_LENGTH = 50
 _STALE_SECONDS = 3600
 """A temporary file that nothing was written to for so long is taken for left over."""
 
-_PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.ASCII | re.DOTALL)
+_HELD = "held-"
+_PARTIAL = re.compile(rf"\.(.+)\.({_HELD})?([0-9a-f]{{8}})\.partial", re.ASCII | re.DOTALL)
+"""The name of what is written, whether a lock is held for it while it is, and of which offset."""
 
 
 @contextlib.contextmanager
@@ -55,8 +57,9 @@ def publish(
     symbolic links themselves, never their targets, that are `replaceable`. Write errors in the body
     become StoreFullError or StoreIOError.
 
-    An UpkeepWarning names what killed processes left when they wrote the target, or an entry beside
-    it of the same `kin`, told by its name: nothing is removed that another process may be writing.
+    What killed processes left when they wrote the target, or an entry beside it of the same `kin`,
+    told by its name, is removed. A lock tells that no process of this machine writes it any more;
+    where others may, or none can lock, an UpkeepWarning names what is an hour old, and it stays.
 
     CommitFailedError means that the target exists and is complete, but may not be durable. A
     RuntimeWarning names files that could not be removed after another error.
@@ -65,19 +68,19 @@ def publish(
     with explained("create", str(target)):
         _check_target(target, force, replaceable)
     own = target.name[:_NAME_LENGTH]
-    _mention_leftovers(target.parent, lambda name: name == own or kin(name))
-    temporary = _beside(target)
-    try:
-        with _writing(temporary, target):
-            yield temporary
-        with explained("publish", str(target)), Directory.open(target.parent) as parent:
-            _sync_tree(parent, temporary.name)
-            _check_target(target, force, replaceable)
-            _give_name(parent, temporary.name, target.name, force=force)
-        _clean_up(temporary)  # a directory that was replaced
-    except BaseException:
-        _clean_up(temporary)
-        raise
+    _remove_leftovers(target.parent, lambda name: name == own or kin(name))
+    with _held(target) as temporary:
+        try:
+            with _writing(temporary, target):
+                yield temporary
+            with explained("publish", str(target)), Directory.open(target.parent) as parent:
+                _sync_tree(parent, temporary.name)
+                _check_target(target, force, replaceable)
+                _give_name(parent, temporary.name, target.name, force=force)
+            _clean_up(temporary)  # a directory that was replaced
+        except BaseException:
+            _clean_up(temporary)
+            raise
 
 
 @contextlib.contextmanager
@@ -142,18 +145,52 @@ def leftovers(place: str | Path) -> list[Path]:
         return sorted(each for each in Path(place).iterdir() if _PARTIAL.fullmatch(each.name))
 
 
-def _beside(path: Path) -> Path:
+def _beside(path: Path, kind: str = "") -> Path:
     """Return a new temporary name beside `path`."""
-    return path.with_name(f".{path.name[:_NAME_LENGTH]}.{uuid.uuid4().hex[:8]}.partial")
+    return path.with_name(f".{path.name[:_NAME_LENGTH]}.{kind}{uuid.uuid4().hex[:8]}.partial")
 
 
-def _mention_leftovers(place: Path, wanted: Callable[[str], object]) -> None:
-    """Warn of temporary files that killed processes left when they wrote entries of these names."""
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[Path]:
+    """Yield a new temporary name beside `path` that tells whether its process still runs.
+
+    The process holds a lock on one offset of the directory, which is the number in the name. Where
+    none can lock, the name does not say that one does.
+    """
+    with contextlib.ExitStack() as held:
+        temporary = _beside(path)
+        with contextlib.suppress(OSError):
+            place = held.enter_context(Directory.open(path.parent))
+            if place.filesystem in system.TESTED:
+                locked = _beside(path, _HELD)
+                place.lock_range(_offset(locked.name), 1, exclusive=False)
+                temporary = locked
+        yield temporary
+
+
+def _offset(name: str) -> int:
+    match = _PARTIAL.fullmatch(name)
+    return int(match[3], 16) if match else 0
+
+
+def _is_left(path: Path) -> bool:
+    """Whether the process that held a name has ended; see `_held`."""
+    with Directory.open(path.parent) as place:
+        known = place.filesystem in system.TESTED
+        return known and place.lock_within(_offset(path.name), 1) is None
+
+
+def _remove_leftovers(place: Path, wanted: Callable[[str], object]) -> None:
+    """Remove, or warn of, what killed processes left when they wrote entries of these names."""
     limit = time.time() - _STALE_SECONDS
     with contextlib.suppress(OSError):  # such as a directory that cannot be listed
         for each in leftovers(place):
             match = _PARTIAL.fullmatch(each.name)
-            if match and wanted(match[1]) and _last_written(each) < limit:
+            if match is None or not wanted(match[1]):
+                continue
+            if match[2] and _is_left(each):
+                _clean_up(each)
+            elif _last_written(each) < limit:
                 size = format_bytes(allocated_bytes(each))
                 warn(
                     f"{each}, {size}, is left of a process that was killed while it wrote or "

@@ -49,6 +49,8 @@ class Descriptor:
 
     fd: int = -1  # on the class too, for an instance whose __init__ failed
     unsynced: bool = False
+    _locked_by = 0
+    """The process that took a lock through this description, if any did."""
 
     def __init__(self, fd: int, path: str) -> None:
         """Take ownership of the descriptor `fd`; `path` is for messages."""
@@ -75,11 +77,20 @@ class Descriptor:
         return self.identity[0]
 
     def close(self) -> None:
-        """Close the descriptor; may be called again.
+        """Close the descriptor; may be called again. The process that locked it unlocks it first.
+
+        A forked child may have the same description open, and its locks would last as long.
 
         The system closes it even if it reports an error. An error counts only if written data was
         not synced; it raises StoreIOError or StoreFullError.
         """
+        try:
+            if self.fd >= 0 and self._locked_by == os.getpid():
+                self._unlock_all()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
         fd, self.fd = self.fd, -1
         if fd < 0:
             return
@@ -88,6 +99,47 @@ class Descriptor:
         except OSError as error:
             if self.unsynced:
                 raise_explained(error, "write", self.path)
+
+    def _unlock_all(self) -> None:
+        with contextlib.suppress(OSError):  # closing it unlocks it too
+            self.unlock_range(0, 0)
+            system.calls.flock(self.fd, fcntl.LOCK_UN)
+            self._locked_by = 0
+
+    def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
+        """Try to lock a range of offsets; return whether it was free.
+
+        The offsets need not exist. The lock belongs to the open description, not to the process; an
+        exclusive lock requires a descriptor that is open for writing.
+        """
+        kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
+        self._locked_by = os.getpid()
+        try:
+            self._range_lock(fcntl.F_OFD_SETLK, kind, start, length)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock_range(self, start: int, length: int) -> None:
+        """Release the lock on a range of offsets."""
+        self._range_lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
+
+    def lock_within(self, start: int, length: int) -> int | None:
+        """Return the start of any lock that others hold in a range, or None if it is free."""
+        kind, begin = self._range_lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length)
+        return None if kind == fcntl.F_UNLCK else begin
+
+    def _range_lock(self, command: int, kind: int, start: int, length: int) -> tuple[int, int]:
+        """Return the type and start from the `struct flock` that a command fills in."""
+        request = _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
+        try:
+            answer = system.calls.fcntl(self.fd, command, request)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise StoreIOError(f"cannot lock {self.path}: {error.strerror}") from error
+        kind, _, begin, _, _ = _FLOCK.unpack(answer)
+        return kind, begin
 
     def discard(self) -> None:
         """Close the descriptor and ignore errors of unsynced data."""
@@ -137,25 +189,6 @@ class File(Descriptor):
     mappable = True
     scope: Mappings | None = None
     """Where its mappings are noted."""
-    _locked_by = 0
-    """The process that took a lock through this description, if any did."""
-
-    def close(self) -> None:
-        """Close the file; the process that locked it unlocks it first.
-
-        A forked child may have the same description open, and its locks would last as long.
-        """
-        try:
-            if self.fd >= 0 and self._locked_by == os.getpid():
-                self._unlock_all()
-        finally:
-            super().close()
-
-    def _unlock_all(self) -> None:
-        with contextlib.suppress(OSError):  # closing it unlocks it too
-            self.unlock_range(0, 0)
-            system.calls.flock(self.fd, fcntl.LOCK_UN)
-            self._locked_by = 0
 
     @property
     def locked(self) -> bool:
@@ -313,41 +346,6 @@ class File(Descriptor):
             except BlockingIOError:
                 return False
         return True
-
-    def lock_range(self, start: int, length: int, *, exclusive: bool) -> bool:
-        """Try to lock a range of offsets; return whether it was free.
-
-        The offsets need not exist. The lock belongs to the open description, not to the process; an
-        exclusive lock requires a descriptor that is open for writing.
-        """
-        kind = fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK
-        self._locked_by = os.getpid()
-        try:
-            self._range_lock(fcntl.F_OFD_SETLK, kind, start, length)
-        except BlockingIOError:
-            return False
-        return True
-
-    def unlock_range(self, start: int, length: int) -> None:
-        """Release the lock on a range of offsets."""
-        self._range_lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
-
-    def lock_within(self, start: int, length: int) -> int | None:
-        """Return the start of any lock that others hold in a range, or None if it is free."""
-        kind, begin = self._range_lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length)
-        return None if kind == fcntl.F_UNLCK else begin
-
-    def _range_lock(self, command: int, kind: int, start: int, length: int) -> tuple[int, int]:
-        """Return the type and start from the `struct flock` that a command fills in."""
-        request = _FLOCK.pack(kind, os.SEEK_SET, start, length, 0)
-        try:
-            answer = system.calls.fcntl(self.fd, command, request)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise StoreIOError(f"cannot lock {self.path}: {error.strerror}") from error
-        kind, _, begin, _, _ = _FLOCK.unpack(answer)
-        return kind, begin
 
 
 def map_files(

@@ -75,7 +75,9 @@ def diff(
     if listed and removed and not out.as_json:
         raise click.UsageError("give one of --changed and --removed, or --json")
     if force and patch is None:
-        raise click.UsageError("--force is that of --out; give both")
+        raise click.UsageError(
+            "--force replaces the file of --out: give that too, or leave --force out"
+        )
     with open_store(store, version=new) as opened:
         data: dict[str, Any] = {"store": params.full_name(store), "from": old, "to": opened.version}
         if patch is not None:

@@ -141,7 +141,7 @@ def export(
         raise click.UsageError("rows and --json would both go to standard output")
     if suffix is not None and not streamed:
         raise click.UsageError(
-            "--format is that of - or a pipe; the suffix of OUT names its format"
+            f"--format is for - and pipes, and {target} is neither: its suffix names the format"
         )
     shared = not streamed and "://" not in str(target)
     if finish:
@@ -154,7 +154,9 @@ def export(
     if (span is not None) + picks + (since is not None) > 1:
         raise click.UsageError("give one of --range, --since, and rows by id or key")
     if part is not None and (picks or since is not None):
-        raise click.UsageError("--part is that of all rows, or of --range")
+        raise click.UsageError(
+            "--part divides all rows, or those of --range: leave rows by id, key or --since out"
+        )
     if part is not None and shared and skip_damaged:
         raise click.UsageError("parts with damaged rows make no whole; repair the store first")
     with (

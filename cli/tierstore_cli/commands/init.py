@@ -113,7 +113,9 @@ def init(
         raise click.UsageError("Missing option '--rows'.")
     first = params.seeded(initializer, seed) or zeros()
     if seed is not None and not isinstance(first, Random):
-        raise click.UsageError("--seed is that of random values, such as --init normal(0,0.01)")
+        raise click.UsageError(
+            "--seed starts random values, which --init normal(0,0.01) has: give such an --init"
+        )
     spec = _spec((dim, dtype, first), state, backend, table, sparse, by_key)
     if os.path.islink(store) and not os.path.exists(store):
         raise NotAStoreError(f"{store} is a link that leads nowhere; remove it or name another")

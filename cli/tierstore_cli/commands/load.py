@@ -12,7 +12,13 @@ import click
 
 from tierstore import Store
 from tierstore.errors import counted
-from tierstore.importing import ImportResult, Preview, import_table, preview
+from tierstore.importing import (
+    ImportResult,
+    Preview,
+    import_table,
+    in_order_of_numbers,
+    preview,
+)
 from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.opening import allow_untested, awaited, makes, open_store
@@ -73,7 +79,8 @@ def load(
     .bin .zarr .csv .tsv .jsonl .fvecs or .fbin file, the .json index of a model in several files,
     or a directory of .parquet or .arrow files, as Hugging Face saves data sets. FILE:NAME selects
     one of several arrays. SRC may be a URL for fsspec, from which all but a .zarr is copied to a
-    temporary file. Several files are read as one, whose rows follow each other in the order given.
+    temporary file. Several files are read as one, whose rows follow each other in the order given;
+    files as a shell lists them, rows-10.npy before rows-2.npy, in the order of their numbers.
     - is standard input, which like a pipe needs --format. A missing store or table
     is created with the shape and element type of the file. Other fields of the table do not change.
 
@@ -97,11 +104,14 @@ def load(
       curl -s https://example.org/words.vec.gz | tierstore load emb.tier - --format vec.gz
       tierstore load emb.tier items.csv.gz --key-column item_id --dry-run
       tierstore load emb.tier today.parquet --table item --upsert
-      tierstore load emb.tier rows-0.npy rows-1.npy rows-2.npy
+      tierstore load emb.tier rows-*.npy
     """
-    source: str | list[str] = sources[0] if len(sources) == 1 else list(sources)
+    ordered = in_order_of_numbers(sources)
+    if ordered != list(sources):
+        out.note(f"Note: read in the order of the numbers in their names: {', '.join(ordered)}")
+    source: str | list[str] = ordered[0] if len(ordered) == 1 else ordered
     with ExitStack() as files:
-        places = [files.enter_context(as_file(each, suffix)) for each in sources]
+        places = [files.enter_context(as_file(each, suffix)) for each in ordered]
         file = places[0] if len(places) == 1 else places
         if dry_run:
             _show_first(out, file, field=fields, dtype=dtype, memory=memory, expand=expand, **text)

@@ -50,19 +50,19 @@ def report(
 
     OUT is one file without scripts that loads nothing from a network. The picture is a PCA
     plot, in two dimensions, of at most 2,000 rows a table. --key or --id adds the nearest rows,
-    --trace the misses of caches of several sizes, --history the hits of a run.
+    --trace the misses of caches of several sizes, --history the hits of a run. With --table the
+    page is about that table alone.
 
     \b
     Examples:
       tierstore report emb.tier report.html
+      tierstore report emb.tier report.html --table word
       tierstore report emb.tier report.html --table word --key paris --force
       tierstore report emb.tier report.html --trace run.trace
       tierstore report emb.tier report.html --history hits.jsonl
     """
     if by_id or by_key:
         one_row(by_id, by_key)
-    elif given_here("table"):
-        raise click.UsageError("--table is that of --key or --id; give one of them")
     rates = None if hits is None else read_hit_rates(hits)
     simulation = None
     if trace is not None:
@@ -70,10 +70,19 @@ def report(
             simulation = simulate(load_stream(trace), progress=progress)
     with open_store(store, version=version) as opened:
         near: tuple[str, Any] | None = None
+        tables = [choose_table(opened, table).name] if given_here("table") else None
         if by_id or by_key:
             chosen = choose_table(opened, table)
             near = (chosen.name, int(picked_ids(chosen, by_id, by_key)[0]))
-        write_report(opened, page, near=near, simulation=simulation, hits=rates, force=force)
+        write_report(
+            opened,
+            page,
+            near=near,
+            simulation=simulation,
+            hits=rates,
+            tables=tables,
+            force=force,
+        )
         data = {"store": full_name(store), "version": opened.version, "out": full_name(page)}
     data["bytes"] = page.stat().st_size
     out.show(data, f"wrote {page}: {data['bytes']:,} bytes")

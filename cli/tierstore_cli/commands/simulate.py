@@ -98,7 +98,7 @@ def simulate(
       tierstore simulate run.trace --of model.safetensors::embed.weight
     """
     if store is None and given_here("table"):
-        raise click.UsageError("--table is that of --of; give the store or file too")
+        raise click.UsageError("--table is a table of the store or file of --of: give that too")
     if store is not None and rows is not None:
         raise click.UsageError("--of says how many rows there are; leave --rows out")
     of = None if store is None else _of(store, table)
