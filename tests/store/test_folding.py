@@ -244,6 +244,37 @@ def test_closing_folds_what_takes_few_pages(tmp_path, packed, scattered):
         assert store.verify().ok
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_small_store_stays_a_small_multiple_of_its_data(tmp_path, monkeypatch, asynchronous):
+    """Written whole in each commit: its base, the version before, and the newest commit."""
+    monkeypatch.setattr(compaction.BackgroundWork, "done", lambda self: self._worker.join() or True)
+    rows = np.arange(8192)
+    values = np.random.default_rng(3).standard_normal((rows.size, 64), np.float32)  # 2 MiB
+    spec = tierstore.TableSpec(rows.size, 64)
+    with tierstore.create(tmp_path / "s", {"t": spec}, budget=Budget(host_rows=500)) as store:
+        store["t"].write(rows[:9], values[:9])
+        for version in range(1, 12):
+            store["t"].write(rows, values * version)
+            store.commit_async().result() if asynchronous else store.commit()
+            store["t"].write(rows[:50], values[:50])  # what a fold is published beside
+            if version > 4:
+                assert used(tmp_path / "s") <= 3.2 * spec.nbytes
+            with tierstore.open(tmp_path / "s", version=store.version - 1) as older:
+                assert np.array_equal(older["t"].read(rows[60:]), values[60:] * (version - 1))
+        store.commit()
+        assert store.verify().ok
+    assert used(tmp_path / "s") <= 3.2 * spec.nbytes
+    with tierstore.open(tmp_path / "s") as store:
+        assert np.array_equal(store["t"].read(rows[:50]), values[:50])
+        assert np.array_equal(store["t"].read(rows[50:]), values[50:] * 11)
+        assert len(store.versions()) == 2
+
+
+def used(path):
+    """Return the bytes of the files of a store."""
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
 def test_leaving_by_an_error_gives_it_up(trainer, steps):
     with pytest.raises(ValueError, match="mine"), trainer.store:
         fold = begun(trainer)

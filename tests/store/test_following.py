@@ -561,7 +561,7 @@ def test_a_commit_goes_through_no_deltas_where_nothing_is_due(root):
 
 def test_a_table_that_is_written_whole_again_and_again(root):
     """Deltas that hold every row several times over become one, long before there are 64."""
-    with mock.patch("tierstore._store.compaction._MOST_BYTES", 1 << 10):
+    with mock.patch("tierstore._store.compaction._LEAST_BYTES", 1 << 10):
         trainer = Trainer(root / "s", batch=ROWS)
         base = trainer.disk_bytes()
         with tierstore.open(trainer.path, budget=NONE) as stays:

@@ -22,7 +22,7 @@ from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Use
 from tierstore._keys.given import given, joined
 from tierstore._progress import Overall, Progress, report_nothing
-from tierstore._store.commit import CommitDraft, commit, put_off
+from tierstore._store.commit import CommitDraft, commit, settle
 from tierstore._store.compaction import Folder
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
@@ -73,9 +73,7 @@ def alone_to(change: str, state: State, folder: Folder, work: Callable[[Use], No
     unfinished.
     """
     with state.door.use(write=True) as use, state.alone(change), use.interruptible():
-        with put_off(state):
-            folder.finish()
-        state.door.check(write=True)
+        settle(state, folder)
         work(use)
 
 

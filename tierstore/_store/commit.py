@@ -122,6 +122,13 @@ def _state_of(value: object) -> object:
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
+def settle(state: State, folder: Folder) -> None:
+    """Publish a fold before a version that follows it; its failure does not prevent the version."""
+    with put_off(state):
+        folder.finish()
+    state.door.check(write=True)
+
+
 def commit(
     draft: CommitDraft, folder: Folder, use: Use, flush: Callable[[CommitDraft], None]
 ) -> int:
@@ -338,6 +345,8 @@ class PendingCommit(Future[int]):
         # Serializing values may run code of the caller that reads rows, so the thread must not hold
         # the store yet.
         with state.door.use(write=True) as use, state.alone("commit"), use.interruptible():
+            if folder.done:
+                settle(state, folder)
             draft = CommitDraft(state, step, payload, confirm=confirm, keep=keep)
         self.set_running_or_notify_cancel()
         try:

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
+from operator import attrgetter
 from typing import Protocol
 
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.manifest import DeltaInfo, DigestInfo, Manifest, TableInfo
+from tierstore._disk.manifest import DigestInfo, Manifest, TableInfo
 from tierstore._disk.merging import Compaction, spans
 from tierstore._disk.readahead import PAGE, at_leisure
 from tierstore._disk.tier import DiskTier
@@ -44,6 +45,7 @@ from tierstore.errors import InternalError, InvalidInputError, StoreFullError, S
 _LOG = logging.getLogger("tierstore")
 
 _MOST_DELTAS = 64
+_LEAST_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
 _QUICK_BYTES = 64 << 20
 _MOST_MAPPINGS = 8 << 10
@@ -182,27 +184,36 @@ class Gathered:
         """Count the deltas of another manifest."""
         seen, self._seen = self._seen, manifest
         if seen is None:
-            changed = list(manifest.tables)
+            changed, gone = list(manifest.tables), set[str]()
         else:
             changed, gone, _ = manifest.difference(seen)
-            for name in gone:
-                self._count(name, ())
+        for name in (*gone, *changed):
+            self.total -= self._counts.pop(name, 0)
+            self.full.pop(name, None)
         for name in changed:
-            self._count(name, manifest.tables[name].deltas)
+            self._count(name, manifest.tables[name])
 
-    def _count(self, name: str, deltas: Sequence[DeltaInfo]) -> None:
-        self.total += len(deltas) - self._counts.pop(name, 0)
-        self.full.pop(name, None)
-        if deltas:
-            self._counts[name] = len(deltas)
-        few = min(_FEWEST_DELTAS, _MOST_DELTAS)
-        if len(deltas) > few or sum(delta.size for delta in deltas) > _MOST_BYTES:
+    def _count(self, name: str, info: TableInfo) -> None:
+        self._counts[name] = count = len(info.deltas)
+        self.total += count
+        few, size = min(_FEWEST_DELTAS, _MOST_DELTAS), sum(map(attrgetter("size"), info.deltas))
+        if count > few or (size > _LEAST_BYTES and size > _most_bytes(info)):
             self.full[name] = None
 
     @property
     def most(self) -> int:
         """The most deltas of a table before they are folded or compacted."""
         return _MOST_DELTAS if self.total <= _MOST_MAPPINGS else min(_FEWEST_DELTAS, _MOST_DELTAS)
+
+
+def _most_bytes(info: TableInfo) -> int:
+    """Return how many bytes the deltas of a table may have before they are folded.
+
+    Half of its base, so that a small store stays a small multiple of its data, but a MiB, since a
+    fold syncs; and of a large table 1 GiB or a quarter, since a fold of it takes long.
+    """
+    base = info.spec.nbytes
+    return max(_LEAST_BYTES, min(base // 2, _MOST_BYTES), base // 4)
 
 
 class Folder:
@@ -217,6 +228,15 @@ class Folder:
         self._gathered = Gathered()
         self._work: Work | None = None
         self._thread: BackgroundWork | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether work is done that `finish` publishes.
+
+        If that is before a commit, the version that becomes an older one names no delta that is in
+        the base, so that these go with the version before it.
+        """
+        return self._thread is not None and self._thread.done() and not self._state.damaged
 
     def tend(self) -> None:
         """After a commit: publish finished work, and start new work if deltas have accumulated.
@@ -345,14 +365,14 @@ class Folder:
         """Whether the deltas of a range of versions exceed the threshold.
 
         In any table more than 64 deltas, or fewer where there are thousands of them in all tables,
-        or both 1 GiB and a quarter of its base.
+        or more bytes than `_most_bytes`.
         """
         manifest = self._state.manifest
         self._gathered.look(manifest)
         for name in self._gathered.full:
             info = manifest.tables[name]
             found = [delta.size for delta in info.deltas if after < delta.version <= upto]
-            most_bytes = times * max(_MOST_BYTES, info.spec.nbytes // 4)
+            most_bytes = times * _most_bytes(info)
             if len(found) > times * self._gathered.most or sum(found) > most_bytes:
                 return True
         return False
