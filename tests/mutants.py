@@ -207,6 +207,18 @@ MUTANTS = [
         "tests/store/test_written.py",
     ),
     Mutant(
+        "_disk/manifest.py",
+        "(name in tables) != (counts[name] is not None)",
+        "False",
+        "tests/durability/test_manifests.py::test_a_bad_table_name_is_refused",
+    ),
+    Mutant(
+        "_disk/manifest.py",
+        "if rows or old != info:",
+        "if rows:",
+        "tests/store/test_written.py",
+    ),
+    Mutant(
         "_store/versions.py",
         "return not directory.may_be_file(name)",
         "return False",

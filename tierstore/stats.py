@@ -585,6 +585,8 @@ class Version:
     all of a table that was created, loaded or converted; of one that grew, the new rows; of a
     version that was restored, none. `written_bytes` were written for them: a table that was written
     anew counts whole. Versions that earlier programs wrote have those of their own deltas.
+    `tables` are these rows by table: 0 for one with other scalars or keys alone, None for one that
+    was dropped. A version that restored one, or that earlier programs wrote, has none.
     """
 
     version: int
@@ -597,6 +599,7 @@ class Version:
     time: int | None = field(default=None, compare=False)
     written_rows: int = 0
     written_bytes: int = 0
+    tables: Mapping[str, int | None] = field(default_factory=dict)
 
 
 class Versions(list[Version]):
@@ -611,12 +614,13 @@ class Versions(list[Version]):
                 each.step,
                 each.written_rows,
                 format_bytes(each.written_bytes),
+                ", ".join(each.tables),
                 ", ".join(each.names),
                 ", ".join(each.payload),
             )
             for each in self[-LISTED:]
         ]
-        names = ("version", "time (UTC)", "step", "rows", "bytes", "kept as", "payload")
+        names = ("version", "time (UTC)", "step", "rows", "bytes", "tables", "kept as", "payload")
         return _html.table(f"{len(self):,} versions that can be opened", names, rows)
 
 

@@ -115,6 +115,38 @@ def test_versions_with_what_they_wrote(run, run_json, changed):
     assert "later" in text and f"{made:%Y-%m-%d %H:%M:%S}" in text
 
 
+def test_log_names_the_tables_of_a_version(run, run_json, tmp_path):
+    path, spec = tmp_path / "s.tier", tierstore.TableSpec(4000, 2)
+    np.save(tmp_path / "rows.npy", np.ones((30, 2), np.float32))
+    with tierstore.create(path, dict.fromkeys("abcde", spec), keep=9) as store:
+        for name in "abcde":
+            store[name].write(np.arange(1500), np.ones((1500, 2), np.float32))
+        store.commit()
+    run("load", path, tmp_path / "rows.npy", "--table", "loaded")
+    run("put", path, "--table", "loaded", "--id", 3, "1 2")
+    run("rename", path, "a", "z")
+    run("restore", path, 2)
+    tables = [each["tables"] for each in run_json("log", path)["versions"]]
+    every = dict.fromkeys("abcde", 1500)
+    assert tables == [
+        {},
+        {"a": None, "z": 0},
+        {"loaded": 1},
+        {"loaded": 30},
+        every,
+        dict.fromkeys("abcde", 4000),
+    ]
+    lines = run("log", path).stdout.splitlines()
+    assert [line.partition("B  ")[2] for line in lines[1:]] == [
+        "",
+        "a dropped, z 0",
+        "loaded",
+        "loaded",
+        "a 1,500, b 1,500, c 1,500, 2 more",
+        "a 4,000, b 4,000, c 4,000, 2 more",
+    ]
+
+
 def test_times_are_utc_wherever_the_machine_is(run, run_json, changed, monkeypatch):
     made = datetime.fromtimestamp(run_json("log", changed)["versions"][0]["time"], UTC)
     try:

@@ -112,7 +112,7 @@ def test_versions(run, run_json, pair):
     assert [each["version"] for each in versions] == [2, 3]
     assert set(versions[0]) == {
         "version", "step", "seq", "delta_rows", "delta_bytes", "names", "payload",
-            "time", "written_rows", "written_bytes",
+            "time", "written_rows", "written_bytes", "tables",
     }  # fmt: skip
     assert versions[1]["step"] == 7 and versions[1]["delta_rows"] == 5
     assert re.search(

@@ -36,18 +36,26 @@ def parts(path: Path, tables: dict[str, TableSpec]) -> Any:
     return tierstore.distributed.create(path, tables, partitions=4, keep=99)
 
 
-CHANGES: list[tuple[str, Callable[[Any], object], int, int]] = [
-    ("commit", lambda s: (s["t"].write(np.arange(3), rows(3)), s.commit()), 3, -1),
-    ("nothing", lambda s: s.commit(), 0, 0),
-    ("create", lambda s: s.create_table("u", TableSpec(10, DIM)), 10, 10 * RECORD),
-    ("append", lambda s: s.append("t", rows(7)), 7, 37 * RECORD),
-    ("grow", lambda s: s.grow("t", 50), 13, 50 * RECORD),
-    ("fields", lambda s: s.add_fields("t", {"a": Field(DIM)}), 50, 50 * 2 * RECORD),
-    ("rename", lambda s: s.rename("u", "v"), 0, 10 * RECORD),
-    ("keys", lambda s: s.set_keys("v", list(range(10))), 0, 0),
-    ("drop", lambda s: s.drop("v"), 0, 0),
+def both(store: Any) -> None:
+    store["t"].write(np.arange(2), rows(2))
+    store["u"].write([1], rows(1))
+    store.commit()
+
+
+CHANGES: list[tuple[str, Callable[[Any], object], dict[str, int | None], int]] = [
+    ("commit", lambda s: (s["t"].write(np.arange(3), rows(3)), s.commit()), {"t": 3}, -1),
+    ("nothing", lambda s: s.commit(), {}, 0),
+    ("create", lambda s: s.create_table("u", TableSpec(10, DIM)), {"u": 10}, 10 * RECORD),
+    ("both", both, {"t": 2, "u": 1}, -1),
+    ("append", lambda s: s.append("t", rows(7)), {"t": 7}, 37 * RECORD),
+    ("grow", lambda s: s.grow("t", 50), {"t": 13}, 50 * RECORD),
+    ("fields", lambda s: s.add_fields("t", {"a": Field(DIM)}), {"t": 50}, 50 * 2 * RECORD),
+    ("rename", lambda s: s.rename("u", "v"), {"u": None, "v": 0}, 10 * RECORD),
+    ("keys", lambda s: s.set_keys("v", list(range(10))), {"v": 0}, 0),
+    ("scalars", lambda s: (s["v"].scalars.update(lr=0.5), s.commit()), {"v": 0}, 0),
+    ("drop", lambda s: s.drop("v"), {"v": None}, 0),
 ]
-"""Changes of a store with 30 rows, with the rows that they change or add and the bytes written."""
+"""Changes of a store with 30 rows, with the rows of each table and the bytes written."""
 
 
 @pytest.mark.variants(1)
@@ -56,10 +64,11 @@ def test_every_change_counts_its_rows(tmp_path: Path, make: Any) -> None:
     path, is_plain = tmp_path / "s.tier", make is plain
     with make(path, {"t": TableSpec(30, DIM, init=tierstore.normal(seed=1))}) as store:
         expected = [(30, 30 * RECORD)]
-        for what, change, count, nbytes in CHANGES:
+        for what, change, tables, nbytes in CHANGES:
             change(store)
             found = wrote(store)[-1]
-            assert found[0] == count, what
+            assert store.versions()[-1].tables == tables, what
+            assert found[0] == sum(count or 0 for count in tables.values()), what
             if nbytes >= 0 and is_plain:  # partitions are of equal size
                 assert found[1] == nbytes, what
             assert (found[1] > 0) == (nbytes != 0), what
@@ -74,6 +83,7 @@ def test_every_change_counts_its_rows(tmp_path: Path, make: Any) -> None:
         assert wrote(store) == [newest]
     with tierstore.open(path) as reader:
         assert wrote(reader) == [newest]
+        assert reader.versions()[-1].tables == {"t": 1}
 
 
 @pytest.mark.parametrize("make", [plain, parts])

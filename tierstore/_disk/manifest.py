@@ -210,16 +210,31 @@ class TableInfo:
         return found
 
 
+_NONE: Mapping[str, int | None] = {}
+
+
 class Written(NamedTuple):
-    """What a version changed or added: rows, and bytes that were written for it."""
+    """What a version changed or added: rows, and bytes that were written for it.
+
+    `tables` are the rows by table, 0 for one with other scalars or keys alone, None for one that is
+    no longer there; none where an earlier program wrote the version.
+    """
 
     rows: int = 0
     bytes: int = 0
+    tables: Mapping[str, int | None] = _NONE
 
     @staticmethod
     def total(each: Iterable[Written]) -> Written:
         """Add up what several partitions got."""
-        return Written(*map(sum, zip(*each, strict=True)))
+        rows = nbytes = 0
+        tables: dict[str, int | None] = {}
+        for one in each:
+            rows += one.rows
+            nbytes += one.bytes
+            for name, count in one.tables.items():
+                tables[name] = None if count is None else count + (tables.get(name) or 0)
+        return Written(rows, nbytes, tables)
 
     @staticmethod
     def between(
@@ -233,20 +248,27 @@ class Written(NamedTuple):
         Those are new deltas, or the base of a new generation. `changed` is how many rows of the
         latter are new or others than before; by default all are.
         """
-        rows = nbytes = 0
+        total = nbytes = 0
+        counts: dict[str, int | None] = dict.fromkeys(sorted(before.keys() - tables.keys()))
         for name in names:
             old, info = before.get(name), tables[name]
+            if old is info:
+                continue
+            rows = 0
             if old is not None and old.generation == info.generation:
                 known = set(map(_name_of, old.deltas))
             else:
                 known = set()
-                rows += changed.get(name, info.rows)
+                rows = changed.get(name, info.rows)
                 nbytes += info.rows * info.spec.layout.record_bytes
             for delta in info.deltas:
                 if delta.name not in known:
                     rows += delta.rows
                     nbytes += delta.size
-        return Written(rows, nbytes)
+            if rows or old != info:
+                counts[name] = rows
+                total += rows
+        return Written(total, nbytes, counts)
 
 
 _name_of = operator.attrgetter("name")
@@ -483,7 +505,9 @@ class Manifest:
             skipped=skipped,
             partitions=partitions,
             origin=_origin(body.section("origin")) if "origin" in body.content else None,
-            written=_written(body.section("written")) if "written" in body.content else None,
+            written=_written(body.section("written"), tables)
+            if "written" in body.content
+            else None,
         )
 
 
@@ -549,9 +573,16 @@ def _origin(section: Section) -> Origin:
     return Origin(section.matching("uuid", UUID), _version(section, "version"))
 
 
-def _written(section: Section) -> Written:
-    section.only({"rows", "bytes"})
-    return Written(section.natural("rows"), section.natural("bytes"))
+def _written(section: Section, tables: Section) -> Written:
+    section.only({"rows", "bytes", "tables"})
+    counts: dict[str, int | None] = {}
+    if "tables" in section.content:
+        listed = section.section("tables")
+        for name in listed:
+            counts[name] = None if listed.value(name) is None else listed.natural(name)
+            if TABLE_NAME.fullmatch(name) is None or (name in tables) != (counts[name] is not None):
+                raise FormatError(f"{listed.name}: not a table that was written: {name!r}")
+    return Written(section.natural("rows"), section.natural("bytes"), counts)
 
 
 def _names(section: Section, newest: int) -> dict[str, int]:

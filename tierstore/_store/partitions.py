@@ -85,7 +85,9 @@ def _described(
         tuple(name for name, version in names.items() if version == manifest.version),
         tuple(manifest.payload),
         time,
-        *written,
+        written.rows,
+        written.bytes,
+        written.tables,
     )
 
 

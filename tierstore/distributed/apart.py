@@ -24,7 +24,7 @@ from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.generation import Generation, initial_records, remove_generation
 from tierstore._disk.keys import write_keys
-from tierstore._disk.manifest import KeysInfo, Manifest, Partitions, TableInfo
+from tierstore._disk.manifest import KeysInfo, Manifest, Partitions, TableInfo, Written
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Use
@@ -433,7 +433,12 @@ class Apart(State):
         """Return what the next version names of this rank."""
         mark = "" if draft is None else draft.numbers["mark"]
         last = self.ledger.last_version if self.ranks.leads else 0
-        written = self.parts.written_since(self.manifest)
+        written, before = self.parts.written_since(self.manifest), self.manifest.tables
+        counts = dict(written.tables)
+        for name, info in tables.items():
+            if info != before.get(name):
+                counts.setdefault(name, 0)
+        written = Written(written.rows, written.bytes, counts)
         return Prepared(self.parts.versions(), tables, last, mark, written)
 
     def publish_all(

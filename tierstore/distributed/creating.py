@@ -180,8 +180,8 @@ def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identit
         mark=before.mark,
         payload_mark=before.payload_mark,
         written=Written.total(
-            Written(table.rows, table.rows * table.spec.layout.record_bytes)
-            for table in source.values()
+            Written(table.rows, table.rows * table.spec.layout.record_bytes, {name: table.rows})
+            for name, table in source.items()
         ),
     )
     parent = Parent(before.uuid, before.version, before.previous)

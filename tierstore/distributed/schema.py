@@ -17,7 +17,7 @@ from tierstore._disk.generation import (
     remove_generation,
 )
 from tierstore._disk.keys import as_stored
-from tierstore._disk.manifest import KeysInfo, TableInfo, unique_name
+from tierstore._disk.manifest import KeysInfo, TableInfo, Written, unique_name
 from tierstore._keys.given import given
 from tierstore._keys.text import Texts
 from tierstore._progress import Overall, Progress
@@ -74,8 +74,10 @@ def rewrite(
             written.adopt(drop)
             stated = {each.name: _stated(state, each, keys.get(each.name)) for each in found}
             prepared = state.prepared(stated, draft)
-            rows = sum(_changed_rows(state, each) for each in found)
-            return prepared._replace(written=prepared.written._replace(rows=rows))
+            rows = {each.name: _changed_rows(state, each) for each in found}
+            counts = {**dict.fromkeys(drop), **rows}
+            every = Written(sum(rows.values()), prepared.written.bytes, counts)
+            return prepared._replace(written=every)
 
         with state.or_back(change, undo):
             for each in keys.values():

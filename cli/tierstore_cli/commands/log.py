@@ -19,9 +19,10 @@ def log(out: Output, store: Place) -> None:
     """List the versions of STORE that can be opened, the newest first.
 
     ROWS are the rows that the version changed or added, those of a commit as often as they were
-    written, and BYTES what was written for them: a table that grows in a new file counts whole. A
-    restored version has none. PAYLOAD names the values committed with the rows. `tierstore diff`
-    tells which tables changed between two versions.
+    written, and BYTES what was written for them: a table that grows in a new file counts whole.
+    TABLES are those that it changed, with the rows of each if there are several; --json has all. A
+    version that restores another has none of these. PAYLOAD names the values committed with the
+    rows. `tierstore diff` tells which tables differ between any two versions.
 
     \b
     Examples:
