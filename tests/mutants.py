@@ -1304,7 +1304,7 @@ MUTANTS = [
         "tests/distributed/test_norms.py",
     ),
     Mutant(
-        "distributed/ranks.py",
+        "distributed/wire.py",
         "self.factor is None else self.factor * by",
         "self.factor is None else by",
         "tests/distributed/test_norms.py",

@@ -99,10 +99,8 @@ def test_public_names_are_there_in_a_fresh_process():
 def test_without_the_extras_what_needs_none_is_there():
     names = [f"tierstore.{name}" for name in (*WITHOUT_TORCH, *tierstore.__all__)]
     assert missing(names, EXTRAS) == {}
-    wrong = missing(
-        ["tierstore.distributed", "tierstore.nn", "tierstore.optim", "tierstore.speedtorch"], EXTRAS
-    )
-    assert len(wrong) == 4
+    wrong = missing(["tierstore.nn", "tierstore.optim", "tierstore.speedtorch"], EXTRAS)
+    assert len(wrong) == 3
     for error in wrong.values():
         assert re.fullmatch(r"AttributeError: .*pip install 'tierstore\[torch\]'", error)
 

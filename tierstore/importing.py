@@ -321,7 +321,7 @@ def _opened(store: Store | str | os.PathLike[str], allow_untested: bool) -> Iter
         return
     path = Path(store)
     if os.path.isdir(path / PARTITIONS):
-        import tierstore.distributed as distributed  # which loads torch, or names the extra
+        import tierstore.distributed as distributed  # few imports have partitions
 
         with distributed.open(path, budget=_NO_CACHES, allow_untested=allow_untested) as whole:
             yield cast("Store", whole)

@@ -58,7 +58,7 @@ def open_store(
     def work() -> Store:
         options: dict[str, Any] = {"budget": NO_CACHE, "allow_untested": allow_untested()}
         if mode == "r+" and isinstance(path, Path) and os.path.isdir(path / PARTITIONS):
-            import tierstore.distributed as distributed  # names what is missing without torch
+            import tierstore.distributed as distributed  # few stores are in partitions
 
             return cast(Store, distributed.open(path, **options))
         return tierstore.open(path, mode, version=version, **options)

@@ -9,6 +9,8 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,9 @@ from click.testing import CliRunner, Result
 
 import tierstore
 from tierstore._disk.manifest import Manifest
+from tierstore._store import partitions
 from tierstore.stats import Version
 from tierstore_cli.main import cli
-
-pytest.importorskip("torch")
 
 READING = [
     "get s.tier --table item 1",
@@ -271,13 +272,13 @@ def test_a_commit_counts_what_it_wrote_and_no_partition_twice(
         assert reader.versions()[-1].delta_rows == sum(
             each.delta_rows for each in reader.info().tables
         )
-        of = Version.of
+        described = partitions._described
 
         def uncounted(manifest: Manifest, *others: Any) -> Version:
             """As earlier programs wrote it; what a commit wrote is then that of its deltas."""
-            return of(dataclasses.replace(manifest, written=None), *others)
+            return described(dataclasses.replace(manifest, written=None), *others)
 
-        monkeypatch.setattr(Version, "of", uncounted)
+        monkeypatch.setattr(partitions, "_described", uncounted)
         assert [each.written_rows for each in reader.versions()][-4:] == [30, 1, 0, 2]
 
 
@@ -298,3 +299,20 @@ def test_inspect_asks_the_partitions(places: list[Path], monkeypatch: pytest.Mon
         assert "np.load" in plain and "np.load" not in text and "without tierstore" not in text
         with tierstore.open(places[0] / "s.tier") as store:
             assert store.info().folded is folded
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_no_command_needs_torch() -> None:
+    """All of the above, where there is none."""
+    tests = [__file__, "--slow", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-c", WITHOUT_TORCH, *tests, "-k", "not needs_torch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

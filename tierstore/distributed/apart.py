@@ -16,7 +16,7 @@ import hashlib
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -46,11 +46,9 @@ from tierstore._table.table import Table, scalars_to_write
 from tierstore._tiers.base import OPENED_ANEW, REMOVED, ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed.creating import same_seeds
-from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.parts import Parts
 from tierstore.distributed.prepared import Prepared, agreed
 from tierstore.distributed.ranks import Ranks
-from tierstore.distributed.table import DistributedTable
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -63,6 +61,10 @@ from tierstore.errors import (
 )
 from tierstore.initializers import Constant, Initializer
 from tierstore.spec import Field, TableSpec
+
+if TYPE_CHECKING:  # one rank alone needs no torch
+    from tierstore.distributed.keyed import DistributedKeyedTable
+    from tierstore.distributed.table import DistributedTable
 
 FILLED = 256
 """Partitions that can be filled from rows which come once: each has files open meanwhile."""
@@ -217,8 +219,8 @@ class Apart(State):
         opened: dict[str, Generation] = {}
         specs: dict[str, TableSpec] = {}
         for name, info in self.manifest.tables.items():
-            if isinstance(shared := self.shared.get(name), DistributedTable):
-                shared.resize(self.parts.shard(info.spec.rows))
+            if info.spec.keys is None and (shared := self.shared.get(name)) is not None:
+                cast("DistributedTable", shared).resize(self.parts.shard(info.spec.rows))
             keys = WholeKeys(self.directory, name, self._info_of(name))
             generation = self.parts.generation(name, info, keys)
             table = self.tables.get(name)
@@ -238,6 +240,9 @@ class Apart(State):
 
     def _over(self, shard: Table) -> DistributedTable | DistributedKeyedTable:
         """Return a table of all ranks over the shard of this one."""
+        from tierstore.distributed.keyed import DistributedKeyedTable
+        from tierstore.distributed.table import DistributedTable
+
         if isinstance(shard, KeyedTable):
             count = len(self.manifest.partitions)
             return DistributedKeyedTable(shard, count, self.ranks, average=self.average)
@@ -280,8 +285,8 @@ class Apart(State):
 
         found = self.ranks.together(what, counted)
         for name, shared in self.shared.items():
-            if isinstance(shared, DistributedKeyedTable):
-                shared.rows = sum(each[name] for each in found)
+            if name in found[0]:
+                cast("DistributedKeyedTable", shared).rows = sum(each[name] for each in found)
 
     @property
     def own_tables(self) -> Mapping[str, Table]:

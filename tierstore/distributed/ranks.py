@@ -7,33 +7,31 @@ no collective of the training comes between them.
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime
 import functools
 import operator
 import os
 import pickle
-import struct
+import sys
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from tierstore import _io
 from tierstore._store.coordinator import Coordinator
-from tierstore.distributed.messages import Message, Messages, Unlike
 from tierstore.errors import ForkedStoreError, InvalidInputError, RanksError, TierStoreError
+
+if TYPE_CHECKING:  # one rank alone needs no torch, which takes seconds to import
+    from torch import Tensor
+
+    from tierstore.distributed.messages import Message, Messages
 
 T = TypeVar("T")
 
 _REASON = 160
 """Characters of a collective's message of its failure, at most."""
-_TELL = "tell the norm of gradients"
 _START_AGAIN = "end all ranks and start them again: the last version that was committed is intact"
 
 
@@ -63,10 +61,13 @@ class Ranks(Coordinator):
         self.data_group: Any = None
         self._messages: Messages | None = None
         self._leader = 0
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        dist = _joined()
+        if dist is not None and dist.get_world_size() > 1:
+            from tierstore.distributed.messages import Messages
+
             self.rank, self.count = dist.get_rank(), dist.get_world_size()
             patience = (
-                _patience_of_all() if timeout is None else datetime.timedelta(seconds=timeout)
+                _patience_of_all(dist) if timeout is None else datetime.timedelta(seconds=timeout)
             )
             with self.explained("open the store"):
                 group = dist.new_group(backend="gloo", timeout=patience)
@@ -96,6 +97,8 @@ class Ranks(Coordinator):
 
     def receive(self, what: str, message: Message) -> Sequence[Tensor]:
         """Wait for what each rank sends. Raises InvalidInputError where one does something else."""
+        from tierstore.distributed.messages import Unlike
+
         with self.explained(what):
             try:
                 return message.wait()
@@ -201,6 +204,8 @@ class Ranks(Coordinator):
         """
         if self.count == 1:
             return [value]
+        import torch
+
         data = torch.frombuffer(bytearray(pickle.dumps((what, value))), dtype=torch.uint8)
         message = self.send(what, kind, [data] * self.count)
         told = [pickle.loads(each.numpy()) for each in self.receive(what, message)]
@@ -306,67 +311,10 @@ class Ranks(Coordinator):
         groups = [self.data_group, None if self._messages is None else self._messages.group]
         self.data_group = self._messages = None
         while groups:
-            group = groups.pop()
-            if group is not None and dist.is_initialized():
+            group, dist = groups.pop(), _joined()
+            if group is not None and dist is not None:
                 with contextlib.suppress(RuntimeError, ValueError):
                     dist.destroy_process_group(group)
-
-
-class Squares:
-    """The sum of squares of a gradient, which each rank tells the others as its backward pass ends.
-
-    No rank waits for it then, and one that asks later need not be joined by the others.
-
-    Attributes:
-        factor: by what the gradient was multiplied since, on all ranks; None where something else
-            changed it.
-        exposed: whether something may have changed it unseen.
-    """
-
-    def __init__(self, ranks: Ranks, own: Tensor) -> None:
-        """Tell the others the norm of the gradient of this rank, one float64. Collective."""
-        self.factor: float | Tensor | None = 1.0
-        self.exposed: bool = False
-        self._ranks, self._own = ranks, own
-        self._message: Message | None = None
-        if own.device.type == "cpu":
-            (word,) = struct.unpack("<q", struct.pack("<d", own.item() ** 2))
-            self._message = ranks.say(_TELL, "squares", word)
-        else:
-            self._total = own.square()
-            group = ranks.data_group
-            self._work: Any = dist.all_reduce(self._total, group=group, async_op=True)
-
-    def norm(self, own: Tensor) -> Tensor | None:
-        """Return the norm over all ranks, where that of this one is `own` now, or None.
-
-        `own` is of one element and any shape: torch 2.11 gives that of einsum as many dimensions.
-        That is where something other than a factor changed the gradient.
-        """
-        if self.factor is None:
-            return None
-        scale, near = abs(self.factor), torch.finfo(own.dtype).eps ** 0.5
-        if self.exposed and not torch.allclose(
-            self._own * scale, own.double().reshape(()), rtol=near, atol=0, equal_nan=True
-        ):
-            return None
-        return self.total().sqrt() * scale
-
-    def times(self, by: float | Tensor) -> Squares:
-        """Return the same of another tensor, a multiple of the gradient as it is now."""
-        made = copy.copy(self)
-        made.factor = None if self.factor is None else self.factor * by
-        return made
-
-    def total(self) -> Tensor:
-        """Return the sum over all ranks, a number of float64, equal on each."""
-        if self._message is None:
-            self._work.wait()
-            return self._total
-        self._ranks.receive(_TELL, self._message)
-        words = self._message.words
-        squares = struct.unpack(f"<{len(words)}d", struct.pack(f"<{len(words)}q", *words))
-        return torch.tensor(sum(squares), dtype=torch.float64)
 
 
 def _said(error: BaseException) -> str:
@@ -381,7 +329,13 @@ def _described(error: Exception) -> tuple[type[TierStoreError], str]:
     return RanksError, _said(error)
 
 
-def _patience_of_all() -> datetime.timedelta | None:
+def _joined() -> Any:
+    """Return torch.distributed, which a process that is a rank has imported; None in any other."""
+    dist: Any = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+def _patience_of_all(dist: Any) -> datetime.timedelta | None:
     """Return the timeout that `init_process_group` was given; None where torch does not tell it."""
     group: Any = dist.group.WORLD
     for device in group._device_types:

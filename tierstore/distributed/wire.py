@@ -1,8 +1,10 @@
-"""Rows between the ranks, with a word of each on the outcome."""
+"""Rows between the ranks, with a word of each on the outcome; and norms of their gradients."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import copy
+import struct
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,10 @@ from tierstore.distributed.known import on_host
 from tierstore.distributed.owners import Found
 from tierstore.distributed.ranks import Ranks
 
+if TYPE_CHECKING:
+    from tierstore.distributed.messages import Message
+
+_TELL = "tell the norm of gradients"
 FINE, FAILED, OTHER = range(3)
 """Words: the rows are as they should be, they failed, or others are wanted."""
 
@@ -166,3 +172,60 @@ def fetched(values: Tensor) -> Tensor:
     """Return values of a device on the host; they are there once the device has copied them."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)
+
+
+class Squares:
+    """The sum of squares of a gradient, which each rank tells the others as its backward pass ends.
+
+    No rank waits for it then, and one that asks later need not be joined by the others.
+
+    Attributes:
+        factor: by what the gradient was multiplied since, on all ranks; None where something else
+            changed it.
+        exposed: whether something may have changed it unseen.
+    """
+
+    def __init__(self, ranks: Ranks, own: Tensor) -> None:
+        """Tell the others the norm of the gradient of this rank, one float64. Collective."""
+        self.factor: float | Tensor | None = 1.0
+        self.exposed: bool = False
+        self._ranks, self._own = ranks, own
+        self._message: Message | None = None
+        if own.device.type == "cpu":
+            (word,) = struct.unpack("<q", struct.pack("<d", own.item() ** 2))
+            self._message = ranks.say(_TELL, "squares", word)
+        else:
+            self._total = own.square()
+            group = ranks.data_group
+            self._work: Any = dist.all_reduce(self._total, group=group, async_op=True)
+
+    def norm(self, own: Tensor) -> Tensor | None:
+        """Return the norm over all ranks, where that of this one is `own` now, or None.
+
+        `own` is of one element and any shape: torch 2.11 gives that of einsum as many dimensions.
+        That is where something other than a factor changed the gradient.
+        """
+        if self.factor is None:
+            return None
+        scale, near = abs(self.factor), torch.finfo(own.dtype).eps ** 0.5
+        if self.exposed and not torch.allclose(
+            self._own * scale, own.double().reshape(()), rtol=near, atol=0, equal_nan=True
+        ):
+            return None
+        return self.total().sqrt() * scale
+
+    def times(self, by: float | Tensor) -> Squares:
+        """Return the same of another tensor, a multiple of the gradient as it is now."""
+        made = copy.copy(self)
+        made.factor = None if self.factor is None else self.factor * by
+        return made
+
+    def total(self) -> Tensor:
+        """Return the sum over all ranks, a number of float64, equal on each."""
+        if self._message is None:
+            self._work.wait()
+            return self._total
+        self._ranks.receive(_TELL, self._message)
+        words = self._message.words
+        squares = struct.unpack(f"<{len(words)}d", struct.pack(f"<{len(words)}q", *words))
+        return torch.tensor(sum(squares), dtype=torch.float64)

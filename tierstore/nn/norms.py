@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tierstore.distributed.ranks import Squares
+from tierstore.distributed.wire import Squares
 from tierstore.errors import InvalidInputError
 from tierstore.nn.values import OfRows
 

@@ -18,7 +18,8 @@ from tierstore._table.joint import JointTable
 from tierstore._table.table import Table, unmoving
 from tierstore._tiers.base import UNDONE
 from tierstore.distributed.apart import sharing
-from tierstore.distributed.ranks import Ranks, Squares
+from tierstore.distributed.ranks import Ranks
+from tierstore.distributed.wire import Squares
 from tierstore.errors import (
     ClosedError,
     InvalidInputError,
