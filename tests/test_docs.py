@@ -59,7 +59,7 @@ FRAMEWORK = re.compile(r"^(?:import|from) (lightning|accelerate)\b", re.MULTILIN
 """Libraries that only `make test-all` installs, and that use what others deprecate."""
 LAZY = "ignore:rows that are not in a batch stay"
 """Blocks train rows as a reader would, who sees the warning once."""
-FRAMES = re.compile(r"^(?:import|from) (pandas|polars|duckdb|pyarrow|tqdm)\b", re.MULTILINE)
+FRAMES = re.compile(r"^(?:import|from) (pandas|polars|duckdb|pyarrow)\b", re.MULTILINE)
 """Libraries that only `make test-all` installs, and that stay quiet."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

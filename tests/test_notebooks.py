@@ -1,12 +1,17 @@
 """What a notebook shows: tables, short whatever there is, and names to complete."""
 
 import html.parser
+import inspect
+import sys
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tierstore
-from tierstore import sizing
+from tierstore import exporting, publishing, sizing
+from tierstore.errors import InvalidTypeError, MissingExtraError
 
 
 class Cells(html.parser.HTMLParser):
@@ -111,3 +116,100 @@ def test_a_closed_store_is_shown(tmp_path):
     store = tierstore.create(tmp_path / "<i>.tier", {"item": tierstore.TableSpec(2, 1)})
     store.close()
     assert "<i>" not in store._repr_html_() and "closed" in store._repr_html_()
+
+
+class Bar:
+    """What is asked of a bar of tqdm."""
+
+    def __init__(self, total=None):
+        self.total, self.n, self.closed = total, 0, False
+
+    def update(self, more):
+        assert not self.closed
+        self.n += more
+        assert 0 <= self.n <= self.total
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    made = []
+
+    def make(**options):
+        made.append(Bar(**options))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))
+    monkeypatch.setitem(sys.modules, "tqdm.auto", SimpleNamespace(tqdm=make))
+    return made
+
+
+def import_rows(store, to):
+    np.save(to / "rows.npy", np.ones((500, 4), np.float32))
+    tierstore.import_table(to / "new", to / "rows.npy", table="t", progress=True)
+
+
+LONG_CALLS = {
+    "create": lambda store, to: tierstore.create(
+        to / "new", {"t": store["item"].spec}, progress=True
+    ).close(),
+    "open_or_create": lambda store, to: tierstore.open_or_create(
+        to / "new", {"t": store["item"].spec}, progress=True
+    ).close(),
+    "import_table": import_rows,
+    "export_table": lambda store, to: exporting.export_table(
+        store["item"], to / "rows.npy", progress=True
+    ),
+    "publish_tables": lambda store, to: publishing.publish_tables(store, to / "out", progress=True),
+    "grow": lambda store, to: store.grow("item", 300, progress=True),
+    "append": lambda store, to: store.append("item", np.ones((2, 4), np.float32), progress=True),
+    "add_fields": lambda store, to: store.add_fields(
+        "item", {"more": tierstore.Field(2)}, progress=True
+    ),
+    "set_keys": lambda store, to: store.set_keys("item", range(100), progress=True),
+    "fold": lambda store, to: store.fold(progress=True),
+    "save": lambda store, to: store.save(to / "copy", progress=True),
+    "verify": lambda store, to: store.verify(progress=True),
+    "warm": lambda store, to: store["item"].warm(range(50), progress=True),
+    "simulate": lambda store, to: sizing.simulate(stream(), sizes=(0.1,), progress=True),
+    "plan": lambda store, to: sizing.plan(100, 16, host=2_000, stream=stream(), progress=True),
+}
+
+
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_a_bar_of_what_takes_long(store, tmp_path, bars, name):
+    LONG_CALLS[name](store, tmp_path)
+    (bar,) = bars
+    assert bar.closed and bar.n == bar.total > 0
+
+
+def test_every_public_progress_takes_true():
+    """As its type says, which what calls it back does not have."""
+    owners = [tierstore.Store, tierstore.Table, tierstore.KeyedTable]
+    public = [getattr(tierstore, name, None) for name in dir(tierstore)]
+    for module in filter(inspect.ismodule, list(public)):
+        public += [getattr(module, each) for each in getattr(module, "__all__", ())]
+    owners += filter(inspect.isclass, public)
+    for owner in owners:
+        public += [vars(owner).get("__init__"), *map(partial(getattr, owner), shown_of(owner))]
+    seen = 0
+    for called in filter(inspect.isfunction, public):
+        given = inspect.signature(called).parameters.get("progress")
+        assert given is None or given.annotation == "Shown", called
+        seen += given is not None
+    assert seen > 30
+
+
+def shown_of(owner):
+    return [name for name in dir(owner) if name[0] != "_"]
+
+
+def test_what_is_no_progress_is_refused(store, monkeypatch):
+    store.fold(progress=False)
+    with pytest.raises(InvalidTypeError, match="True for a bar"):
+        store.fold(progress=[])
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(MissingExtraError, match="pip install tqdm"):
+        store.fold(progress=True)

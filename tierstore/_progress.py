@@ -1,4 +1,4 @@
-"""How calls report the progress of their parts, and that they are at the end.
+"""How calls report the progress of their parts, and that they are at the end; a bar of it.
 
 The last call of a `progress` is always with done equal to the total. The total is never 0, since
 people divide by it.
@@ -7,9 +7,52 @@ people divide by it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from tierstore.errors import InvalidTypeError, MissingExtraError
 
 Progress = Callable[[int, int], None]
 """A function that is called with how much is done, and how much there is in all."""
+
+Shown = Progress | bool | None
+"""What public functions take as `progress`: a function, or True for a bar of tqdm."""
+
+
+def shown(progress: Shown) -> Progress | None:
+    """Return the function to call, which for True shows a bar of tqdm, in notebooks as well.
+
+    Raises MissingExtraError where tqdm is not installed, and InvalidTypeError.
+    """
+    if progress is True:
+        return _Bar()
+    if progress is None or progress is False:
+        return None
+    if not callable(progress):
+        raise InvalidTypeError(
+            "progress is True for a bar, or a function that is called with what is done and the "
+            f"total, not {type(progress).__name__}"
+        )
+    return progress
+
+
+class _Bar:
+    """A bar from the first report on, which is closed by the last."""
+
+    def __init__(self) -> None:
+        try:
+            from tqdm.auto import tqdm
+        except ModuleNotFoundError:
+            raise MissingExtraError("progress=True shows a bar: pip install tqdm") from None
+        self._make: Callable[..., Any] = tqdm
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = self._make(total=total)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+        if done == total:
+            self._bar.close()
 
 
 def report_nothing(progress: Progress | None) -> None:

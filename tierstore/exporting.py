@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -24,7 +24,7 @@ from tierstore._formats import format_of, keys_beside, locate, open_sink, read_k
 from tierstore._formats.base import block_rows_for
 from tierstore._formats.keys import typed
 from tierstore._kinds import check_table
-from tierstore._progress import report_nothing
+from tierstore._progress import Shown, report_nothing, shown
 from tierstore._store.versions import refuse_inside_store
 from tierstore._table.keyed import RowKeys
 from tierstore._table.table import read_records
@@ -82,7 +82,7 @@ def export_table(
     header: bool = True,
     force: bool = False,
     damaged: Literal["raise", "skip"] = "raise",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Shown = None,
 ) -> ExportResult:
     """Stream rows `(n, dim)` of a field to a file; the suffix of `out` selects the format.
 
@@ -119,7 +119,7 @@ def export_table(
         force: replace an existing file.
         damaged: "raise" CorruptRowError for damaged rows, or "skip" them: they are written as NaN,
             so the other rows keep their positions. A list of ids cannot be skipped.
-        progress: called with the number of rows done and the total.
+        progress: called with the number of rows done and the total; True shows a bar.
 
     Returns:
         What was written. Values too large for `dtype` become infinite; they are counted, and a
@@ -136,6 +136,7 @@ def export_table(
         UnknownNameError: the table has no such field.
         StoreFullError, StoreIOError: the file system failed.
     """
+    progress = shown(progress)
     check_table(table, "export_table")
     target = locate(out, write=True)
     path, elsewhere = target.path, target.store is not None or target.url is not None

@@ -24,7 +24,7 @@ from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._keys.text import Texts
 from tierstore._kinds import check_store
-from tierstore._progress import Progress
+from tierstore._progress import Progress, Shown, shown
 from tierstore._store.opening import create, made_or_opened
 from tierstore._store.opening import open as open_store
 from tierstore._table.keyed import KeyedTable
@@ -200,7 +200,7 @@ def import_table(
     expand: bool = False,
     memory: Size = DEFAULT_MEMORY,
     allow_untested: bool = False,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> ImportResult:
     """Load all rows of a field, or of several, from a file in a streaming fashion, and commit.
 
@@ -255,7 +255,7 @@ def import_table(
         memory: limit in bytes for keys, headers and directories of the file, on top of a block of
             rows. Sizes that the file claims are checked against it before memory is allocated.
         allow_untested: as in `tierstore.open`, if `store` is a path.
-        progress: called with the number of rows done and the total.
+        progress: called with the number of rows done and the total; True shows a bar.
 
     Returns:
         What was loaded. Values are rounded to the field's element type. Values too large for it
@@ -298,7 +298,7 @@ def import_table(
                     upsert,
                     expand,
                     memory,
-                    progress,
+                    shown(progress),
                 )
 
         return made_or_opened(store, work) if isinstance(store, str | os.PathLike) else work()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from tierstore import _io
 from tierstore._kinds import check_store
-from tierstore._progress import Overall, Progress, report_nothing
+from tierstore._progress import Overall, Progress, Shown, report_nothing, shown
 from tierstore._store.versions import refuse_inside_store
 from tierstore.errors import ExistsError, InvalidInputError
 from tierstore.exporting import export_table
@@ -59,7 +59,7 @@ def publish_tables(
     tables: Iterable[str] | None = None,
     format: str = ".npy",
     keep: int = 2,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> PublishResult:
     """Export tables of the open version, and make the link `directory/current` lead to them.
 
@@ -75,12 +75,13 @@ def publish_tables(
         tables: names of the tables; all by default.
         format: suffix of the files, as for `export_table`.
         keep: how many versions remain, the newest included.
-        progress: called with rows done and in all.
+        progress: called with rows done and in all; True shows a bar.
 
     Raises InvalidTypeError for what is no store, InvalidInputError for uncommitted rows and for a
     directory in a store, ExistsError if the directory has versions of another store, LockedError
     while another call publishes there, and the errors of `export_table`.
     """
+    progress = shown(progress)
     check_store(store, "publish_tables")
     if keep < 1:
         raise InvalidInputError(f"keep must be at least 1, not {keep}")

@@ -19,7 +19,7 @@ import numpy as np
 
 from tierstore._formats import Source, format_of, keys_beside, open_sink, open_source, read_keys
 from tierstore._io import publish
-from tierstore._progress import Overall, Progress, report_nothing
+from tierstore._progress import Overall, Progress, Shown, report_nothing, shown
 from tierstore.errors import FormatError, InvalidInputError
 
 __all__ = ["PartNote", "finish", "part_file", "write_note"]
@@ -84,13 +84,14 @@ def write_note(file: Path, about: PartNote) -> None:
         partial.write_text(json.dumps(asdict(about)))
 
 
-def finish(target: Path, *, force: bool = False, progress: Progress | None = None) -> PartNote:
+def finish(target: Path, *, force: bool = False, progress: Shown = None) -> PartNote:
     """Make a target of its parts, which it then has no more; return what it holds.
 
     A target that is there is replaced if `force`, or if it is that of an earlier try. Raises
     InvalidInputError where parts are missing or differ, FormatError where they are damaged,
     ExistsError, and FileNotFoundError without parts.
     """
+    progress = shown(progress)
     place = _place(target)
     if not place.is_dir():
         raise FileNotFoundError(place)

@@ -19,7 +19,7 @@ from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.manifest import DEFAULT_KEEP, Identity, Manifest, TableInfo, new_mark
 from tierstore._door import internal_errors
-from tierstore._progress import Overall, Progress
+from tierstore._progress import Overall, Progress, Shown, shown
 from tierstore._store import closing
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
@@ -62,7 +62,7 @@ def create(
     path: str | os.PathLike[str] | None,
     tables: Mapping[str, TableSpec],
     *,
-    progress: Progress | None = None,
+    progress: Shown = None,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
     keep: int | None = None,
@@ -83,6 +83,7 @@ def create(
     UnknownNameError for a budget or a policy that names a table which is not among these,
     DeviceError for a GPU that is not there, and MissingExtraError for one without CuPy.
     """
+    progress = shown(progress)
     if path is None:
         return _create_in_memory(
             tables,
@@ -193,7 +194,7 @@ def open_or_create(
     path: str | os.PathLike[str] | None,
     tables: Mapping[str, TableSpec],
     *,
-    progress: Progress | None = None,
+    progress: Shown = None,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
     keep: int | None = None,

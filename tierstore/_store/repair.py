@@ -29,7 +29,7 @@ from tierstore._disk.manifest import (
 )
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._keys.growing import KeyMap, key_map
-from tierstore._progress import Overall, Progress
+from tierstore._progress import Overall, Shown, shown
 from tierstore._store.copy import write_copy
 from tierstore._store.lineage import descends
 from tierstore._store.locking import folds_kept_away, writer_of
@@ -128,7 +128,7 @@ def repair(
     fill: Fill | Sequence[Fill] | None = None,
     listed: str | os.PathLike[str] | None = None,
     adopt: bool = False,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> RepairReport:
     """Copy every intact row of a damaged store to a new store, and list the other rows.
 
@@ -156,7 +156,7 @@ def repair(
             prove to be a whole version, with every checksum intact: one that a temporary manifest
             names, or deltas of every table where a version has no step, payload, scalars and tables
             by key.
-        progress: called with the number of rows done and the total.
+        progress: called with the number of rows done and the total; True shows a bar.
 
     Keys and payload are copied if they are intact, and otherwise named in the report.
 
@@ -185,7 +185,7 @@ def repair(
         report.version = chosen.version
         total = sum(info.spec.rows for info in chosen.tables.values())
         kind = _PartitionedRepair if chosen.partitions else _Repair
-        overall = Overall(progress, total)
+        overall = Overall(shown(progress), total)
         kind(directory, found, chosen, fills, overall, report).run(where)
         overall.finish()
     if fill is None and report.filled:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _io
-from tierstore._progress import Progress
+from tierstore._progress import Progress, Shown, shown
 from tierstore._store import alter
 from tierstore._store.alter import Rewrite
 from tierstore._store.compaction import Folder
@@ -41,7 +41,7 @@ class SchemaChanges(Mapping[str, Table]):
         *,
         blocks: Iterable[npt.NDArray[np.uint8]] | None = None,
         keys: Sequence[Any] | None = None,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> Table:
         """Add a table; commits separately. Raises ExistsError if there is one of that name.
 
@@ -56,7 +56,7 @@ class SchemaChanges(Mapping[str, Table]):
         self._rewrite(
             f"create table {name!r}",
             lambda state: [alter.replaced(state, name, spec, blocks, keys)],
-            progress,
+            shown(progress),
         )
         return self[name]
 
@@ -69,7 +69,7 @@ class SchemaChanges(Mapping[str, Table]):
         reinitialize: bool = False,
         keys: Sequence[Any] | None = None,
         changed: int | None = None,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> Table:
         """Replace all records of a table; commits separately.
 
@@ -92,22 +92,18 @@ class SchemaChanges(Mapping[str, Table]):
         self._rewrite(
             f"replace table {name!r}",
             lambda state: [alter.replaced(state, name, spec, blocks, keys, changed)],
-            progress,
+            shown(progress),
         )
         return self[name]
 
-    def add_fields(
-        self, name: str, fields: Mapping[str, Field], *, progress: Progress | None = None
-    ) -> None:
+    def add_fields(self, name: str, fields: Mapping[str, Field], *, progress: Shown = None) -> None:
         """Add fields with initial values to every record of a table; commits separately.
 
         Raises ExistsError for a field that already exists.
         """
         self.alter_tables({name: {"add": fields}}, progress=progress)
 
-    def drop_fields(
-        self, name: str, fields: Collection[str], *, progress: Progress | None = None
-    ) -> None:
+    def drop_fields(self, name: str, fields: Collection[str], *, progress: Shown = None) -> None:
         """Remove fields from every record of a table; commits separately."""
         self.alter_tables({name: {"drop": fields}}, progress=progress)
 
@@ -119,7 +115,7 @@ class SchemaChanges(Mapping[str, Table]):
         backend: BackendName | None = None,
         compression: CompressionName | None = "keep",
         chunk_rows: int | None = None,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> None:
         """Convert a table, keeping its rows, keys and scalars; commits separately.
 
@@ -130,7 +126,7 @@ class SchemaChanges(Mapping[str, Table]):
             backend: "memmap" or "zarr".
             compression: None, "zstd" or "lz4"; "keep" keeps it unless the backend changes.
             chunk_rows: rows per zarr chunk; None chooses a number.
-            progress: called with the number of rows done and the total.
+            progress: called with the number of rows done and the total; True shows a bar.
         """
         change = {
             "dtype": dtype,
@@ -144,14 +140,14 @@ class SchemaChanges(Mapping[str, Table]):
         self,
         changes: Mapping[str, Mapping[str, Any]],
         *,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> None:
         """Alter several tables in one commit.
 
         Args:
             changes: a dict from table to arguments of `alter_table`, plus `add`, a dict of fields
                 to add, and `drop`, the names of fields to remove.
-            progress: called with the number of rows done and the total.
+            progress: called with the number of rows done and the total; True shows a bar.
 
         >>> store.alter_tables({"item": {"add": {"age": Field(1)}}, "user": {"dtype": "float16"}})
         """
@@ -165,7 +161,7 @@ class SchemaChanges(Mapping[str, Table]):
         self._rewrite(
             _told(changes),
             lambda state: [alter.altered(state, name, **each) for name, each in changes.items()],
-            progress,
+            shown(progress),
         )
 
     def grow(
@@ -175,7 +171,7 @@ class SchemaChanges(Mapping[str, Table]):
         *,
         init: Initializer | float | None = None,
         keys: Sequence[Any] | None = None,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> None:
         """Grow a table to `rows` rows; commits separately.
 
@@ -192,7 +188,7 @@ class SchemaChanges(Mapping[str, Table]):
         self._rewrite(
             f"grow table {name!r}",
             lambda state: [alter.grown(state, name, rows, init, keys)],
-            progress,
+            shown(progress),
         )
 
     def append(
@@ -201,7 +197,7 @@ class SchemaChanges(Mapping[str, Table]):
         rows: Any,
         *,
         keys: Sequence[Any] | None = None,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> range:
         """Append rows with values to a table, and return their ids; commits separately.
 
@@ -219,11 +215,11 @@ class SchemaChanges(Mapping[str, Table]):
         self._rewrite(
             f"append to table {name!r}",
             lambda state: [alter.appended(state, name, rows, keys)],
-            progress,
+            shown(progress),
         )
         return range(before, table.rows)
 
-    def rename(self, name: str, new: str, *, progress: Progress | None = None) -> Table:
+    def rename(self, name: str, new: str, *, progress: Shown = None) -> Table:
         """Rename a table and return it; commits separately.
 
         The rows are copied, because the directory of a table has its name, and older versions still
@@ -236,7 +232,7 @@ class SchemaChanges(Mapping[str, Table]):
         self._rewrite(
             f"rename table {name!r}",
             lambda state: [alter.renamed(state, name, new)],
-            progress,
+            shown(progress),
             drop=[name],
         )
         return self[new]
@@ -257,7 +253,7 @@ class SchemaChanges(Mapping[str, Table]):
         keys: Sequence[Any] | None,
         *,
         commit: bool = True,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> None:
         """Set external keys for all rows of a table; commits separately.
 
@@ -269,7 +265,7 @@ class SchemaChanges(Mapping[str, Table]):
         """
         self._agree("set keys", {"name": name, "count": None if keys is None else len(keys)})
         self[name]
-        self._set_keys(name, keys, commit=commit, progress=progress)
+        self._set_keys(name, keys, commit=commit, progress=shown(progress))
 
     def _set_keys(
         self,

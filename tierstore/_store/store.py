@@ -24,7 +24,7 @@ from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.manifest import FORMAT
 from tierstore._door import Errand, Use, internal_errors
-from tierstore._progress import Progress, report_nothing
+from tierstore._progress import Progress, Shown, report_nothing, shown
 from tierstore._store import closing, keeping, locking
 from tierstore._store.alter import alone_to
 from tierstore._store.changes import changed_rows
@@ -479,7 +479,7 @@ class Store(SchemaChanges):
                 yield NewVersion(self.version, self.step, since, rows)
                 watch.restart()
 
-    def fold(self, *, progress: Progress | None = None) -> list[int]:
+    def fold(self, *, progress: Shown = None) -> list[int]:
         """Merge all deltas into the base files and drop all versions but the newest.
 
         Afterwards the base files alone contain the tables, readable with NumPy or zarr. Returns the
@@ -490,7 +490,7 @@ class Store(SchemaChanges):
         version is kept under a name.
         """
         self._agree("fold", {})
-        return self._folded(progress)
+        return self._folded(shown(progress))
 
     def _folded(self, progress: Progress | None) -> list[int]:
         state = self._state
@@ -523,7 +523,7 @@ class Store(SchemaChanges):
         version: int | str | None = None,
         backend: BackendName | None = None,
         damaged: Literal["raise", "skip"] = "raise",
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> Skipped:
         """Copy the committed store, or a kept version of it, to `path`, which must not exist.
 
@@ -543,6 +543,7 @@ class Store(SchemaChanges):
         copy, and tables that do not open, damaged keys and damaged payload values are omitted.
         Returns what was skipped. `tierstore.repair` recovers more.
         """
+        progress = shown(progress)
         if damaged not in ("raise", "skip"):
             raise InvalidInputError(f"damaged must be 'raise' or 'skip', not {damaged!r}")
         self._door.check()
@@ -561,7 +562,7 @@ class Store(SchemaChanges):
         version: int | str | None = None,
         dry_run: bool = False,
         allow_untested: bool = False,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> CopyUpdate:
         """Bring a copy that `save` made to the committed version, or another kept one.
 
@@ -578,6 +579,7 @@ class Store(SchemaChanges):
         own changes or is newer, LockedError if it is open for writing, and the errors of `open`.
         `allow_untested` is that of `tierstore.open`.
         """
+        progress = shown(progress)
         self._door.check()
         with internal_errors(), contextlib.ExitStack() as opened:
             where = _io.locate(path)
@@ -708,7 +710,7 @@ class Store(SchemaChanges):
         *,
         sample: int | None = None,
         mend: bool = False,
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> VerifyReport:
         """Check all committed rows, or `sample` random ones per table, and files by checksums.
 
@@ -727,7 +729,7 @@ class Store(SchemaChanges):
             )
         with self._door.use(write=mend) as use:
             with use.interruptible():
-                report = verify_open(state, sample, progress)
+                report = verify_open(state, sample, shown(progress))
             if mend:
                 mend_rows(state, report)
             return report

@@ -21,7 +21,7 @@ from tierstore._disk.keys import indexed_keys, open_keys
 from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._keys.growing import key_map
-from tierstore._progress import Progress, report_nothing
+from tierstore._progress import Progress, Shown, report_nothing, shown
 from tierstore._store.locking import folds_kept_away, writer_of
 from tierstore._store.newer import find_newer
 from tierstore._store.partitions import partition_directory, renumbered
@@ -108,7 +108,7 @@ def verify(
     *,
     version: int | str | None = None,
     sample: int | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> VerifyReport:
     """Check every manifest, table and file of a store, which need not be openable.
 
@@ -117,7 +117,7 @@ def verify(
         version: the only version to check, by number or name; None checks the newest and the
             additional files of older ones.
         sample: check this many random rows of each base, and only one version.
-        progress: called with the number of rows done and the total.
+        progress: called with the number of rows done and the total; True shows a bar.
 
     Returns the damage and the intact versions. A writer may continue meanwhile. Raises
     NotAStoreError; FormatError if no manifest can be read; VersionError; AccessError for a file
@@ -130,7 +130,7 @@ def verify(
         for _ in range(_ATTEMPTS):
             found = survey(directory)
             report = verify_store(
-                directory, found, version=version, sample=sample, progress=progress
+                directory, found, version=version, sample=sample, progress=shown(progress)
             )
             now = survey(directory)
             if report.ok or {m.seq for m in found.versions.values()} <= {

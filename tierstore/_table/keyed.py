@@ -17,7 +17,7 @@ from tierstore._disk.generation import Generation, first_records
 from tierstore._keys.admission import Candidates
 from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
-from tierstore._progress import Progress
+from tierstore._progress import Progress, Shown, shown
 from tierstore._table import expiry, merging
 from tierstore._table.access import Lease
 from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
@@ -323,7 +323,7 @@ class KeyedTable(ByKey, RowsByNumber):
         other: KeyedTable,
         *,
         on_conflict: merging.Conflict = "newest",
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> int:
         """Take the rows of another table by key; return how many keys are new.
 
@@ -333,7 +333,7 @@ class KeyedTable(ByKey, RowsByNumber):
             on_conflict: how to treat a key that both tables have: "newest" takes the row of
                 `other`, "keep" keeps the own one, "mean" the mean of both, of every field. Of
                 tracked uses, "newest" and "mean" take the larger number and the later last one.
-            progress: called with rows done and in all.
+            progress: called with rows done and in all; True shows a bar.
 
         The last use of a key is as many commits ago as it is in `other`. Merged rows are durable
         after `store.commit()`. Raises InvalidInputError for tables that do not fit, before any
@@ -343,7 +343,7 @@ class KeyedTable(ByKey, RowsByNumber):
         if not isinstance(other, KeyedTable):
             raise InvalidTypeError(f"merge takes a table by key, not {other!r}")
         merging.check(self, other, on_conflict)
-        return self._merged(other, on_conflict, progress)
+        return self._merged(other, on_conflict, shown(progress))
 
     def _merged(
         self,
@@ -862,7 +862,7 @@ class KeyedTable(ByKey, RowsByNumber):
         rows = self.lookup(ids, missing=-1).ravel()
         self.by_row.prefetch(rows[rows >= 0], window=window)
 
-    def warm(self, ids: object = None, *, counts: Any = None, progress: Any = None) -> int:
+    def warm(self, ids: object = None, *, counts: Any = None, progress: Shown = None) -> int:
         """Load rows of keys into the host tier, or the first ones; see `Table.warm`."""
         if ids is not None:
             rows = self.lookup(ids, missing=-1).ravel()

@@ -31,7 +31,7 @@ from tierstore._disk.generation import Generation, Later
 from tierstore._disk.manifest import TableInfo
 from tierstore._door import INTERNAL, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
-from tierstore._progress import Progress, report_nothing
+from tierstore._progress import Shown, report_nothing, shown
 from tierstore._strictjson import json_values
 from tierstore._table.access import Access, Lease
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
@@ -586,20 +586,19 @@ class Table(NamedRows):
         self._recording = Recording(path, self.spec.rows)  # a table by key has its capacity here
         return self._recording
 
-    def warm(
-        self, ids: object = None, *, counts: Any = None, progress: Progress | None = None
-    ) -> int:
+    def warm(self, ids: object = None, *, counts: Any = None, progress: Shown = None) -> int:
         """Load rows into the host tier before their use; return how many are there.
 
         Args:
             ids: the rows to load, as many distinct ones as fit, the first of them.
             counts: instead, earlier uses of each row of the table, one number a row: the most used
                 rows are loaded, and a policy by frequency starts from these counts.
-            progress: called with rows done and in all.
+            progress: called with rows done and in all; True shows a bar.
 
         Without either, loads the first rows of the table. Only speed changes; without a host tier,
         the call does nothing.
         """
+        progress = shown(progress)
         host, extent = self._space.host, self._extent
         if host is None:
             report_nothing(progress)

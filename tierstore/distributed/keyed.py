@@ -11,7 +11,7 @@ import torch
 
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
-from tierstore._progress import Progress
+from tierstore._progress import Shown, shown
 from tierstore._table import expiry, merging
 from tierstore._table.keyed import OTHERWISE, ByKey, KeyedTable, as_keys, serving, without_row
 from tierstore._table.missing import Missing
@@ -178,7 +178,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         other: KeyedTable | DistributedKeyedTable,
         *,
         on_conflict: merging.Conflict = "newest",
-        progress: Progress | None = None,
+        progress: Shown = None,
     ) -> int:
         """Take the rows of another table by key; return how many keys of all ranks are new.
 
@@ -199,7 +199,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         def merged() -> int:
             try:
                 wanted = None if shared else self.is_here
-                return self.shard._merged(shard, on_conflict, progress, wanted)
+                return self.shard._merged(shard, on_conflict, shown(progress), wanted)
             except Exception as error:
                 self._ranks.fail(f"merge table {self.name!r}", error)
                 raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tierstore import _io
 from tierstore._door import internal_errors
-from tierstore._progress import Progress
+from tierstore._progress import Shown, shown
 from tierstore._store.locking import require_tested
 from tierstore._store.opening import check_tables, discard_store
 from tierstore._store.opening import open as open_plain
@@ -42,7 +42,7 @@ def create(
     tables: Mapping[str, TableSpec],
     *,
     partitions: int = 64,
-    progress: Progress | None = None,
+    progress: Shown = None,
     budget: Budget | Size | None = None,
     policy: Policies | None = None,
     keep: int | None = None,
@@ -109,7 +109,7 @@ def create(
                     if not allow_untested and where.parent.is_dir():
                         with _io.Directory.open(where.parent) as parent:
                             require_tested(parent)
-                    make_store(where, specs, identities, progress, keep=options.keep)
+                    make_store(where, specs, identities, shown(progress), keep=options.keep)
 
             ranks.together("check the budget", check)
             ranks.together("make the store", make)
@@ -216,7 +216,7 @@ def save(
     *,
     partitions: int = 64,
     version: int | str | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> None:
     """Copy a store, plain or of another number of partitions, to a partitioned one. Not collective.
 
@@ -225,7 +225,7 @@ def save(
         path: the directory to make, which must not exist.
         partitions: how many stores the rows are spread over.
         version: a kept version, or its name; the newest if None.
-        progress: called with rows done and in all.
+        progress: called with rows done and in all; True shows a bar.
 
     Rows, optimizer state, scalars, step, payload and the number of the version are those of the
     source, which is the `parent` of the copy. A table by key with a fixed capacity grows in the
@@ -234,7 +234,7 @@ def save(
     with internal_errors(), open_plain(source, version=version, budget=Budget(host=0)) as reader:
         number = check_partitions(partitions, 1)
         specs = {name: growing(reader[name].spec) for name in reader}
-        make_store(_local(path), specs, new_identities(number), progress, reader)
+        make_store(_local(path), specs, new_identities(number), shown(progress), reader)
 
 
 def _local(path: str | os.PathLike[str]) -> Path:

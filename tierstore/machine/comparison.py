@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tierstore._progress import Shown
 from tierstore._store.opening import create
 from tierstore._store.opening import open as open_store
 from tierstore._table.table import Table
@@ -85,7 +86,7 @@ def compare(
     *,
     store_bytes: int = 512 << 20,
     seconds: float = 1.0,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> list[Comparison]:
     """Measure tierstore with a temporary store of 512-byte rows in `directory`.
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tierstore import _rowcopy
 from tierstore._disk import readahead
+from tierstore._progress import Shown, shown
 from tierstore.errors import InvalidInputError, StoreIOError
 
 MIB = 1 << 20
@@ -158,13 +159,14 @@ def measure(
     *,
     file_bytes: int = 512 * MIB,
     seconds: float = 0.5,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Shown = None,
 ) -> Speeds:
     """Measure this machine with a temporary file in `directory`, and save the result.
 
     Takes about `seconds` per figure, plus the time to write `file_bytes`. The machine should be
     otherwise idle. Raises StoreIOError if the file cannot be written.
     """
+    progress = shown(progress)
     if file_bytes < MIB:
         raise InvalidInputError(f"the file has at least {MIB} bytes, not {file_bytes}")
     done = 0

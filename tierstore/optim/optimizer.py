@@ -13,6 +13,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from tierstore._door import interrupts_deferred
+from tierstore._progress import Progress, Shown, shown
 from tierstore._table.home import StoreOfTable
 from tierstore._table.table import Table, check_open
 from tierstore.distributed.apart import fail_on_every_rank
@@ -104,7 +105,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         optimizer_class: type[torch.optim.Optimizer],
         params: Trained,
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Shown = None,
         in_place: bool = True,
         stochastic_rounding: bool = False,
         state_dtype: Literal["bfloat16", "float8"] | None = None,
@@ -125,7 +126,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 `{"params": [...], "lr": …}` of them with options of their own. Layers over the same
                 field of the same table are trained as one. Layers that are frozen now are left out.
                 For a collection, `emb.rows_of(feature)` stands for one table.
-            progress: called with rows done and in all while fields are added.
+            progress: called with rows done and in all while fields are added; True shows a bar.
             in_place: on a GPU, update rows where they are, with a kernel of tierstore, where there
                 is one: for SGD, Adagrad, RowWiseAdagrad, Adam, AdamW and RMSprop, float32, bfloat16
                 and float16, unless options request `foreach=False` or `capturable`, or there is
@@ -178,7 +179,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         groups = _grouped(params)
         self._class = optimizer_class
         self._options = options
-        self._progress = progress
+        self._progress = shown(progress)
         self._in_place = in_place
         self._rounding = _rounding(stochastic_rounding, state_dtype, rounding_seed)
         self._project = project
@@ -681,7 +682,7 @@ class _Changes:
         before = known.get(table.name)
         known[table.name] = fields if before is None else before | fields
 
-    def apply(self, progress: Callable[[int, int], None] | None) -> None:
+    def apply(self, progress: Progress | None) -> None:
         """Make the changes."""
         for store, changes in self._stores.values():
             try:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _html
-from tierstore._progress import Overall, Progress, report_nothing
+from tierstore._progress import Overall, Progress, Shown, report_nothing, shown
 from tierstore._tiers.gpu.memory import GpuMemory
 from tierstore._tiers.memory import available_bytes
 from tierstore._tiers.placement import Placement, check_names
@@ -202,7 +202,7 @@ def plan(
     depth: int = 4,
     measured: float = 0.5,
     page_cache: int | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Plan:
     """Plan the tiers of a table for a given amount of memory.
 
@@ -230,6 +230,7 @@ def plan(
     Raises CapacityError if a budget is too small for the maps, InvalidInputError for a stream with
     more rows than the table.
     """
+    progress = shown(progress)
     policy = policy or lru()
     host = available_bytes() // 4 if host is None else host
     if rows < 1 or record_bytes < 1:
@@ -309,7 +310,7 @@ def plan_budgets(
     *,
     shares: Sequence[float] = SIZES,
     policy: PolicySpec | None = None,
-    progress: Progress | None = None,
+    progress: Shown = None,
     **options: Any,
 ) -> list[Plan]:
     """Return plans for host tiers that hold some `shares` of the rows, without a GPU tier.
@@ -317,7 +318,7 @@ def plan_budgets(
     `options` are those of `plan`; `progress` is called with batches replayed and the total of all.
     """
     policy = policy or lru()
-    report = Overall(progress, len(shares) * len(stream.batches))
+    report = Overall(shown(progress), len(shares) * len(stream.batches))
     found = []
     for share in shares:
         slots = max(1, int(rows * share))
@@ -348,7 +349,7 @@ def host_for_hits(
     training: bool = True,
     depth: int = 4,
     measured: float = 0.5,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> int:
     """Return the bytes of a host tier that answers a fraction of the ids of a stream.
 
@@ -363,7 +364,7 @@ def host_for_hits(
 
     low, high, close = 0, rows, max(1, rows // 100)
     replays = 1 + (-(-rows // close) - 1).bit_length()
-    report = Overall(progress, replays * len(stream.batches))
+    report = Overall(shown(progress), replays * len(stream.batches))
 
     def reached(slots: int) -> float:
         sizes = {"host": slots}

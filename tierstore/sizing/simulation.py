@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _html
-from tierstore._progress import Overall, Progress
+from tierstore._progress import Overall, Shown, shown
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
 from tierstore.policy import PolicyLike, PolicySpec, choose
@@ -37,12 +37,13 @@ def optimum(
     uses: list[npt.NDArray[np.int32]] | None = None,
     *,
     measured: float = 0.5,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Rates:
     """Replay a stream with the optimal policy; pass `uses` to reuse it for many sizes.
 
     `progress` is called with the number of batches replayed and the total.
     """
+    progress = shown(progress)
     uses = next_uses(stream) if uses is None else uses
     due = np.full(stream.rows, NEVER, np.int32)
     kept = np.zeros(stream.rows, np.bool_)
@@ -176,13 +177,14 @@ def replay(
     chance: bool = False,
     depth: int = 4,
     measured: float = 0.5,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Rates:
     """Replay a stream through a tier; count the last fraction `measured` (0..1) of its batches.
 
     `depth` batches are announced ahead if the policy looks ahead; see Replay for the other
     arguments. `progress` is called with the number of batches replayed and the total.
     """
+    progress = shown(progress)
     tier = Replay(stream.rows, slots, policy, leases=leases, chance=chance)
     rates, announced = Rates(), 0
     first = first_measured(stream, measured)
@@ -303,7 +305,7 @@ def simulate(
     chance: bool = False,
     depth: int = 4,
     measured: float = 0.5,
-    progress: Progress | None = None,
+    progress: Shown = None,
 ) -> Simulation:
     """Replay a stream through policies and sizes.
 
@@ -324,7 +326,7 @@ def simulate(
     if not counts:
         raise InvalidInputError("give at least one size")
     replays = len(counts) * (len(named) + with_optimum)
-    report = Overall(progress, replays * len(stream.batches))
+    report = Overall(shown(progress), replays * len(stream.batches))
     points: list[Point] = []
 
     def add(policy: str, slots: int, rates: Rates) -> None:
