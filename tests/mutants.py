@@ -1348,25 +1348,25 @@ MUTANTS = [
     ),
     # Versions of partitions: the root alone confirms them, and going back writes nothing.
     Mutant(
-        "_store/state.py",
-        "        if not self._options.partition:\n            self._keep_newest(",
-        "        if self._options:\n            self._keep_newest(",
+        "_store/part.py",
+        '        """Drop nothing: `keep_only` does."""\n',
+        "        super()._keep_newest(keep)\n",
         "tests/distributed/test_left_behind.py",
     ),
     Mutant(
-        "_store/state.py",
-        'changes["confirmed"] = before.confirmed',
-        'changes["confirmed"] = version',
+        "_store/part.py",
+        '**(changes | {"confirmed": self.manifest.confirmed})',
+        "**changes",
         "tests/distributed/test_confirming.py",
     ),
     Mutant(
-        "_store/state.py",
+        "_store/part.py",
         "wanted = {open_one, *(number_in_part(marks, *each) for each in named)} & marks.keys()",
         "wanted = {open_one}",
         "tests/distributed/test_left_behind.py",
     ),
     Mutant(
-        "_store/state.py",
+        "_store/part.py",
         "if open_one == max(wanted) < self.ledger.newest or names",
         "if names",
         "tests/distributed/test_confirming.py",
@@ -1435,7 +1435,7 @@ MUTANTS = [
     ),
     Mutant(
         "distributed/apart.py",
-        "yield records[(number >= 0) & (number < shard.count)]",
+        "yield records[self._is_own(np.arange(start, start + len(records)))]",
         "yield records",
         "tests/distributed/test_changing.py",
     ),
@@ -3961,7 +3961,7 @@ MUTANTS = [
     ),
     Mutant(
         "_store/keeping.py",
-        "    state.check_whole(older)\n",
+        "        state.check_restorable(older)\n",
         "",
         "tests/durability/test_damage.py::test_a_store_is_not_restored_to_a_version_that_is_damaged",
     ),

@@ -248,13 +248,13 @@ def tables_refused(rank: int, path: Path) -> list[str]:
                 call(store)
             told.append(str(caught.value))
         if rank:  # the disk of one rank fails in the middle
-            inside.parts(store).stores[1]._rewrite = lambda *_, **__: failing()
+            inside.parts(store).own[1].rewrite = lambda *_, **__: failing()
         with pytest.raises(StoreFullError, match="full") as info:
             store.create_table("user", NEW)
         told.append(str(info.value))
         assert list(store) == ["item"] and store.version == before
         if rank:
-            del inside.parts(store).stores[1]._rewrite
+            del inside.parts(store).own[1].rewrite
         store.create_table("user", NEW)
     return told
 

@@ -187,7 +187,7 @@ def test_partitions_confirm_nothing_themselves(tmp_path: Path) -> None:
     with distributed.open(tmp_path / "s") as store:
         store.add_fields("item", {"q": tierstore.Field(9)})
         store.commit(9)
-        assert {part._state.manifest.confirmed for part in inside.parts(store).stores} == {1}
+        assert {part.manifest.confirmed for part in inside.parts(store).own} == {1}
 
 
 def test_a_failed_commit_is_rolled_back_with_its_keys(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_partition_that_fails_takes_the_others_back(
         raise tierstore.errors.StoreFullError("no space")
 
     with distributed.open(stores[1]) as store:
-        monkeypatch.setattr(inside.parts(store).stores[3], "_rewrite", failing)
+        monkeypatch.setattr(inside.parts(store).own[3], "rewrite", failing)
         with pytest.raises(tierstore.errors.StoreFullError, match="no space"):
             store.replace_table("item", spec, blocks=[records], keys=KEYS)
         monkeypatch.undo()

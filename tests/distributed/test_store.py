@@ -195,13 +195,15 @@ def test_a_manifest_is_replaced_while_versions_are_read(
     with distributed.open(path) as store:
         store["item"].write([3], np.ones((1, 5), np.float32))
         store.commit(1)
-        part, names = inside.parts(store).stores[0], []
-        newest, history = inside.manifest(part), History(inside.state(part).directory, part.uuid)
+        part, names = inside.parts(store).own[0], []
+        newest, history = part.manifest, History(part.directory, part.identity.uuid)
         load = history._load
 
         def replaced(seq: int) -> Any:
             if not names and seq == newest.seq:
-                names.append(part.keep(newest.version, "best"))
+                names.append("best")
+                part.change(names={"best": newest.version})
+                part.sweep(1)
             return load(seq)
 
         monkeypatch.setattr(history, "_load", replaced)

@@ -209,8 +209,8 @@ def refused(rank: int, path: Path, place: Path) -> list[str]:
             with pytest.raises(kind) as caught:
                 call(store)
             told.append(str(caught.value))
-        for method, change in (("_rewrite", rename), ("_rewrite", drop), ("restore", restore)):
-            part = inside.parts(store).stores[-1]
+        for method, change in (("rewrite", rename), ("rewrite", drop), ("restore", restore)):
+            part = inside.parts(store).own[-1]
             if rank == store.ranks - 1:  # the disk of the last one fails in the middle
                 setattr(part, method, lambda *_, **__: full())
             with pytest.raises(StoreFullError, match="full"):
@@ -335,7 +335,7 @@ def test_a_reader_of_partitions_looks_again_where_files_have_gone(
         def folded(reader: Any, name: str) -> Any:
             if not done and reader._number == 1:
                 done.append(name)
-                for part in inside.parts(store).stores:
+                for part in inside.parts(store).own:
                     part.fold()
             return generation(reader, name)
 

@@ -72,7 +72,7 @@ def alone_to(change: str, state: State, folder: Folder, work: Callable[[Use], No
     This is not a generator-based context manager, because an interrupt on exit could leave that
     unfinished.
     """
-    with state.door.use(write=True) as use, state.alone(change), use.interruptible():
+    with state.door.use(write=True) as use, state.alone(change), state.interruptible(use):
         settle(state, folder)
         work(use)
 

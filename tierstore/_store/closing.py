@@ -134,12 +134,6 @@ def opened() -> list[Closable]:
     return list(_opened)
 
 
-def leave_to_owner(store: Closable) -> None:
-    """Stop supervising a store that belongs to another supervised one."""
-    _, finalizer = _opened.pop(store)
-    finalizer.detach()
-
-
 def _abandoned(path: str, locks: Locks, pid: int) -> None:
     held = [lock for lock in locks if lock.locked]
     for lock in held:

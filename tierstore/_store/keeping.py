@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tierstore._disk.manifest import Manifest, Written, is_version_name
+from tierstore._door import Use
+from tierstore._progress import Progress
+from tierstore._store.alter import alone_to
+from tierstore._store.commit import clean_up
+from tierstore._store.compaction import Folder
 from tierstore._store.lineage import pruned
 from tierstore._store.state import State
-from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
+from tierstore.errors import InvalidInputError, InvalidTypeError, LockedError, UnknownNameError
 
 
 def check_version_name(name: object) -> str:
@@ -44,6 +49,31 @@ def check_foldable(names: Mapping[str, int], newest: int) -> None:
             )
 
 
+def fold(state: State, folder: Folder, progress: Progress | None = None) -> list[int]:
+    """Drop all versions but the newest, whose deltas are merged into the bases; return those.
+
+    Raises LockedError while an older one is read. What is folded when an error is raised stays
+    readable.
+    """
+
+    def check() -> set[int]:
+        state.check_clean("fold")
+        check_foldable(state.manifest.names, state.manifest.version)
+        return set(state.ledger.versions) if state.ranks.leads else set()
+
+    def fold_now(progress: Progress | None) -> None:
+        if not folder.fold(state.manifest.version, progress):
+            raise LockedError(
+                f"{state.oldest_reader()} is open for reading from {state.directory.path}; fold "
+                "once that reader is closed or has called refresh()"
+            )
+
+    with state.door.use(write=True) as use, state.alone("fold"), state.interruptible(use):
+        before = set[int]().union(*state.ranks.together("check that it can fold", check))
+        state.fold_all(fold_now, progress)
+        return sorted(before - {state.manifest.version})
+
+
 def take(state: State, name: str) -> None:
     """Take a name from its version, which may be removed unless it is kept otherwise."""
     names = dict(state.ledger.names)
@@ -54,18 +84,33 @@ def take(state: State, name: str) -> None:
     state.change(names=names)
 
 
-def restore(state: State, version: int | str) -> None:
-    """Restore an open writer to a kept version, as a new version; drop uncommitted rows."""
-    older = state.manifest
-    if version not in (older.version, older.restored):
-        older = state.history.version(version)
-    if older is state.manifest or older.mark == state.manifest.mark != "":
-        state.discard()
-        return
-    state.check_whole(older)
-    state.spaces.check_fit({name: info.spec for name, info in older.tables.items()})
-    changes = as_restored(older, state.manifest, state.ledger.last_version + 1)
-    state.change_all(older, **changes)
+def restore(state: State, folder: Folder, version: int | str) -> None:
+    """Restore an open writer to a kept version, as a new version; drop uncommitted rows.
+
+    Raises VersionError for a version that is not kept, CorruptStoreError for one that is damaged;
+    the store is then unchanged.
+    """
+    before = older = state.manifest
+
+    def find() -> bool:
+        """Choose what is to be restored, which can be opened; tell whether it is open already."""
+        nonlocal older
+        if version not in (before.version, before.restored):
+            older = state.history.version(version)
+        if older is before or older.mark == before.mark != "":
+            return True
+        state.check_restorable(older)
+        return False
+
+    def work(_: Use) -> None:
+        if state.ranks.each("find the version", find):
+            state.roll_back()
+        else:
+            state.restore_all(older, lambda number: as_restored(older, before, number))
+        if state.ranks.leads:
+            clean_up(state, folder)
+
+    alone_to("restore a version", state, folder, work)
 
 
 def as_restored(older: Manifest, before: Manifest, version: int) -> dict[str, Any]:

@@ -41,8 +41,7 @@ class Options:
 
     `mark` is the required mark of the version, which distinguishes it from the version of the same
     number in a copy of the store. `within` is an open directory to read, regardless of what is at
-    the path now. `partition` is for a partition of a store, whose versions the root confirms: see
-    `State.keep_only`.
+    the path now.
 
     Raises InvalidTypeError, and InvalidInputError for contradictory arguments.
     """
@@ -60,7 +59,6 @@ class Options:
     missing: Missing | None = None
     mark: str | None = None
     within: _io.Directory | None = None
-    partition: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments and their combination."""
@@ -74,8 +72,7 @@ class Options:
             raise InvalidInputError(f"mode must be 'r' or 'r+', not {self.mode!r}")
         if self.keep is not None and self.keep < 1:
             raise InvalidInputError(f"keep must be at least 1, not {self.keep}")
-        is_older = self.version is not None and not self.partition
-        if self.writable and is_older and not self.discard_newer:
+        if self.writable and self.version is not None and not self.discard_newer:
             raise InvalidInputError(
                 "writing from an older version drops newer ones: give discard_newer=True"
             )

@@ -11,6 +11,7 @@ original, so that patches apply in order and pointers to the original are valid 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ from tierstore._store.state import State
 from tierstore._strictjson import Section, canonical, seal, unseal
 from tierstore._table.table import Table, read_records, write_records
 from tierstore.errors import (
-    CorruptStoreError,
     FormatError,
     InvalidInputError,
     MissingFileError,
@@ -365,26 +365,59 @@ def open_patch(path: str | os.PathLike[str]) -> Iterator[Patch]:
 
 
 def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> PatchInfo:
-    """Apply a patch to the version it is based on, and commit; an error changes nothing."""
+    """Apply a patch to the version it is based on, and commit; an error changes nothing.
+
+    Every rank reads the file, and writes what is on it. Raises InvalidInputError for rows of a
+    table by key in partitions, which a patch names by numbers of another store.
+    """
     with (
-        open_patch(path) as patch,
+        contextlib.ExitStack() as opened,
         state.door.use(write=True) as use,
         state.alone("apply a patch"),
     ):
-        state.check_clean("apply a patch")
-        patch.check_order(state.manifest, state.directory.path)
-        for change in patch.changes:
-            table = state.tables.get(change.name)
-            if table is None:
-                error = state.damaged.get(change.name)
-                raise error or CorruptStoreError(f"no table {change.name!r}")
-            patch.check_table(change, table.spec, table.rows)
-        with state.unless_published(state.discard):
+        patch: Patch
+
+        def check() -> PatchInfo:
+            nonlocal patch
+            patch = opened.enter_context(open_patch(path))
+            state.check_clean("apply a patch")
+            patch.check_order(state.manifest, state.directory.path)
+            for change in patch.changes:
+                _check_change(state, patch, change)
+            return dataclasses.replace(patch.info(), path=Path())
+
+        def write() -> None:
             for change in patch.changes:
                 table = state.tables[change.name]
-                for rows, records in patch.read(change):
-                    write_records(table, rows, records)
+                for ids, records in patch.read(change):
+                    own, rows = state.own_rows(change.name, ids)
+                    write_records(table, rows, records[own])
                 table.scalars.clear()
                 table.scalars.update(change.scalars)
-            commit(patch.draft(state), folder, use, flush)
+
+        told = state.ranks.together("read the patch", check)
+        if any(each != told[0] for each in told):
+            raise InvalidInputError(f"ranks have different patches at {path}; copy one to each")
+        with state.or_discard("apply a patch"):
+            state.ranks.together("write the rows", write)
+            state.commit_all(
+                use, lambda: patch.draft(state), lambda draft: commit(draft, folder, use, flush)
+            )
         return patch.info()
+
+
+def _check_change(state: State, patch: Patch, change: Change) -> None:
+    """Raise unless the change of a table can be made here."""
+    info = state.manifest.tables.get(change.name)
+    if info is None or change.name in state.damaged:
+        raise state.damaged.get(change.name) or FormatError(
+            f"{patch.name} changes table {change.name!r}, which {state.directory.path} lacks"
+        )
+    if info.spec.keys is not None and state.is_root:
+        if change.changed:
+            raise InvalidInputError(
+                f"{patch.name} changes rows of table {change.name!r}, which is by key: in a store "
+                "with partitions they have other numbers; save a new copy instead"
+            )
+        return
+    patch.check_table(change, info.spec, info.rows)

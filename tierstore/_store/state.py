@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,17 @@ from tierstore._disk.behind import Behind
 from tierstore._disk.generation import initial_records
 from tierstore._disk.keys import as_stored, remove_keys
 from tierstore._disk.manifest import Identity, Manifest, TableInfo, Written, new_mark
-from tierstore._door import Door, interrupts_deferred
+from tierstore._door import Door, Use, interrupts_deferred
 from tierstore._garbage import search_put_off
+from tierstore._progress import Progress
+from tierstore._store.coordinator import ALONE, Coordinator
 from tierstore._store.ledger import Ledger
 from tierstore._store.locking import ReaderLock, WriterLock
 from tierstore._store.options import Options
 from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointed import MOST, claimed, living
 from tierstore._store.tables import Opener, Opening, Spaces
-from tierstore._store.versions import History, number_in_part, open_directory, read_identity
+from tierstore._store.versions import History, open_directory, read_identity
 from tierstore._table.home import StoreOfTable, Touched
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
@@ -53,6 +55,9 @@ from tierstore.initializers import Initializer
 from tierstore.spec import Field, TableSpec
 
 _LOG = logging.getLogger("tierstore")
+
+Draft = TypeVar("Draft")
+Rows = npt.NDArray[np.int64]
 
 _MOST_HELD = 64
 """Maximum payload values that a reader holds open; others are readable until they are removed."""
@@ -83,10 +88,12 @@ class State:
         spaces: the tiers of these tables.
         damaged: the errors of the tables that could not be opened.
         writer, ledger: of a writer only.
+        ranks: who else writes the store.
         is_root: whether the rows are in partitions, which have writers of their own.
         whose: "of" what part of the store it is, for messages.
     """
 
+    ranks: Coordinator = ALONE
     is_root = False
     whose = ""
 
@@ -170,11 +177,8 @@ class State:
         if self.door.writable:
             self.directory.sync()  # a manifest published by a killed writer may not be durable yet
             self.ledger: Ledger = Ledger(self.directory, self.history)
-            if self._options.partition:
-                self.manifest = self._as_now(self.manifest)
-            elif version is not None:
-                self._check_whole(version)
-                self._go_back(self.manifest)
+            if version is not None:
+                self._go_on_from(version)
         with contextlib.closing(self._open_all(self.manifest, version)) as opening:
             self.manifest, self._held = opening.manifest, opening.take_payload()
             self.damaged = self._explained(opening)
@@ -209,8 +213,6 @@ class State:
             return found
 
     def _wanted(self, version: int | str | None) -> Manifest:
-        if self._options.partition:
-            return self.history.part(cast(int, version), self._options.mark or "")
         return self.history.newest() if version is None else self.history.version(version)
 
     def _hold_only_what_is_open(self) -> None:
@@ -230,14 +232,15 @@ class State:
         moved = (found.seq, self._floor) != seen or self._opener.has_moved(before)
         return found if moved else None
 
-    def _check_whole(self, version: int | str) -> None:
-        """Raise if a table is damaged, before newer versions are dropped for a damaged one."""
+    def _go_on_from(self, version: int | str) -> None:
+        """Drop the versions after the one that is open; raise first if a table of it is damaged."""
         opening = self._open_all(self.manifest, version)
         opening.close()
         for error in self._explained(opening).values():
             raise CorruptStoreError(
                 f"version {self.manifest.version} is damaged, newer ones were kept: {error}"
             )
+        self._go_back(self.manifest)
 
     def check_whole(self, manifest: Manifest) -> None:
         """Raise CorruptStoreError unless the tables of a manifest can be opened."""
@@ -376,7 +379,35 @@ class State:
         """The tables whose deltas are in files of this directory, where they are folded."""
         return self.tables
 
-    # -- tables of which ranks may have parts, as changes of tables see them; here there is one rank
+    # -- what all ranks do that write the store; here there is one
+
+    def lead(self, what: str, work: Callable[[], object]) -> None:
+        """Have each leader change what is kept of the store."""
+        work()
+
+    def commit_all(
+        self, use: Use, begin: Callable[[], Draft], commit: Callable[[Draft], object]
+    ) -> None:
+        """Commit what is written, as the version that leaders `begin`; one rank by `commit`."""
+        commit(begin())
+
+    def fold_all(self, fold: Callable[[Progress | None], None], progress: Progress | None) -> None:
+        """Merge all deltas; `fold` does what is to be done in the directory of the store."""
+        fold(progress)
+
+    def roll_back(self) -> None:
+        """Drop everything written since the last commit, on all ranks."""
+        self.discard()
+
+    def interruptible(self, use: Use) -> contextlib.AbstractContextManager[object]:
+        """Let interrupts through, but where other ranks would wait for this one."""
+        return use.interruptible()
+
+    def or_discard(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Drop what is written if the body fails, and certainly has published nothing."""
+        return self.unless_published(self.discard)
+
+    # -- tables of which ranks may have parts, as changes of tables see them
 
     def whole(self, name: str) -> TableSpec:
         """Return the spec of a table with the rows of all ranks."""
@@ -385,6 +416,10 @@ class State:
     def keys_of(self, name: str) -> Any:
         """Return all keys of a table, to write them to another; None if it has none."""
         return as_stored(self.tables[name].keys)
+
+    def own_rows(self, name: str, ids: Rows) -> tuple[Any, Rows]:
+        """Return which ids of a table are of rows on this rank, and their numbers here."""
+        return slice(None), ids
 
     def records(self, name: str) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield the records of the rows of a table that are on this rank."""
@@ -501,8 +536,8 @@ class State:
         that differ, if the caller knows that all others are the same. `commits` is the number of
         versions in the history, itself included; a new version adds one by default. `rewritten` is
         how many rows of tables that were written anew changed. A new version is also what makes the
-        number of versions to keep that of the store. None of a partition is confirmed: the root's
-        manifest does that. Raises ClosedError if a callback has closed the store.
+        number of versions to keep that of the store. Raises ClosedError if a callback has closed
+        the store.
         """
         self.door.check_open(write=True)
         before = self.manifest
@@ -516,8 +551,6 @@ class State:
             tables = changes["tables"]
             names = tables if replaced is None else replaced
             changes["written"] = Written.between(before.tables, tables, names, rewritten)
-        if self._options.partition:
-            changes["confirmed"] = before.confirmed
         manifest = dataclasses.replace(
             before,
             seq=self.ledger.next_number(),
@@ -578,25 +611,25 @@ class State:
         with self.unbroken():
             self.adopt(self.publish(**changes))
 
-    def change_all(self, older: Manifest, **changes: Any) -> None:
-        """Publish the contents of another manifest, with changes, and switch every table to it.
+    def check_restorable(self, older: Manifest) -> None:
+        """Raise unless the tables of an older version can be opened, and fit the budget."""
+        self.check_whole(older)
+        self.spaces.check_fit({name: info.spec for name, info in older.tables.items()})
 
-        Uncommitted rows are dropped. Tables that differ are reopened.
+    def restore_all(self, older: Manifest, changes: Callable[[int], dict[str, Any]]) -> None:
+        """Publish the contents of an older version as a new one, and switch every table to it.
+
+        `changes` returns what else its manifest has, given its number. Uncommitted rows are
+        dropped, and tables that differ reopened.
         """
         with self.unbroken():
-            self._show(
-                self.publish(tables=older.tables, step=older.step, payload=older.payload, **changes)
-            )
+            self._show(self.publish_again(older, changes(self.ledger.last_version + 1)))
 
-    def show(self, version: int, mark: str) -> None:
-        """Go back to what a root names of this partition: nothing later is there any more.
-
-        Writes nothing, so that no full disk prevents it: the next version follows that one, and
-        `keep_only` removes what was in between. Uncommitted rows are dropped.
-        """
-        older = self._as_now(self.history.part(version, mark))
-        with self.unbroken():
-            self._show(older)
+    def publish_again(self, older: Manifest, changes: dict[str, Any]) -> Manifest:
+        """Publish the contents of an older version with changes; return the manifest."""
+        return self.publish(
+            **({"tables": older.tables, "step": older.step, "payload": older.payload} | changes)
+        )
 
     def _show(self, manifest: Manifest) -> None:
         """Drop uncommitted rows, and switch every table to a manifest; reopen those that differ."""
@@ -739,13 +772,11 @@ class State:
     def sweep(self, keep: int) -> None:
         """Remove versions that need not be kept, and files that only they need.
 
-        While a table is damaged, nothing is removed, since a repair may need it. Of a partition
-        `keep_only` alone says what need not be kept.
+        While a table is damaged, nothing is removed, since a repair may need it.
         """
         if self.damaged:
             return
-        if not self._options.partition:
-            self._keep_newest(keep)
+        self._keep_newest(keep)
         self.ledger.sweep(self.writer.reads_other_than)
 
     def _keep_newest(self, keep: int) -> None:
@@ -764,24 +795,6 @@ class State:
                 'those that are to be loaded with store.commit(keep="best") or a larger keep='
             )
 
-    def keep_only(self, named: Collection[tuple[int, str]]) -> None:
-        """Remove the versions of this partition that no root names, but the open one.
-
-        `named` are the version and mark that each root names that a leader keeps, once all leaders
-        have published: a partition removes nothing else, so whatever a root names can be opened.
-        Where the newest manifest is one of a version that the store went back from, that of the
-        open version is published again, to be the newest.
-        """
-        if self.damaged:
-            return
-        marks, open_one = self.ledger.marks, self.manifest.version
-        wanted = {open_one, *(number_in_part(marks, *each) for each in named)} & marks.keys()
-        names = {name: each for name, each in self.manifest.names.items() if each in wanted}
-        if open_one == max(wanted) < self.ledger.newest or names != self.manifest.names:
-            self.change(names=names)
-        self.ledger.keep_only(wanted)
-        self.sweep(self.keep)
-
     @property
     def commits(self) -> int:
         """Number of versions in the history of the open one, by which uses of keys are dated."""
@@ -789,8 +802,8 @@ class State:
 
     @property
     def unconfirmed(self) -> int:
-        """How many versions the trainer has not confirmed; a partition waits for no trainer."""
-        return 0 if self._options.partition else self.ledger.unconfirmed()
+        """How many versions the trainer has not confirmed."""
+        return self.ledger.unconfirmed()
 
     def oldest_reader(self) -> str:
         """Name the older version that is being read, for messages."""

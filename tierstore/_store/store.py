@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._closing import call_each
 from tierstore._disk.manifest import FORMAT
-from tierstore._door import Errand, Use, internal_errors
+from tierstore._door import Errand, internal_errors
 from tierstore._progress import Progress, Shown, report_nothing, shown
 from tierstore._store import closing, keeping, locking
 from tierstore._store.alter import alone_to
@@ -49,7 +49,6 @@ from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
     InvalidTypeError,
-    LockedError,
     UnknownNameError,
     VersionError,
 )
@@ -344,10 +343,7 @@ class Store(SchemaChanges):
         with self._door.use(write=True) as use:
             with use.interruptible():
                 self._state.prefetcher.wait_for_advice()
-            self._discard()
-
-    def _discard(self) -> None:
-        self._state.discard()
+            self._state.roll_back()
 
     def keep(self, version: int | str, name: str) -> int:
         """Keep a version under a name until `release`, and return its number.
@@ -387,20 +383,18 @@ class Store(SchemaChanges):
             self._show(version)
         else:
             self._raise_unseen()
-            self._restore(version)
+            keeping.restore(self._state, self._folder, version)
         return self.version
-
-    def _restore(self, version: int | str) -> None:
-        self._alone("restore a version", lambda: keeping.restore(self._state, version))
 
     def _alone(self, what: str, work: Callable[[], None]) -> None:
         """Change what is kept of the store, as a commit of its own."""
+        state = self._state
 
-        def change(_: Use) -> None:
+        def change() -> None:
             work()
-            clean_up(self._state, self._folder)
+            clean_up(state, self._folder)
 
-        alone_to(what, self._state, self._folder, change)
+        alone_to(what, state, self._folder, lambda _: state.lead(what, change))
 
     def refresh(self) -> bool:
         """Switch a reader to the newest version; return whether the version changed.
@@ -490,24 +484,7 @@ class Store(SchemaChanges):
         version is kept under a name.
         """
         self._agree("fold", {})
-        return self._folded(shown(progress))
-
-    def _folded(self, progress: Progress | None) -> list[int]:
-        state = self._state
-        with self._door.use(write=True) as use, state.alone("fold"), use.interruptible():
-            state.check_clean("fold")
-            keeping.check_foldable(state.ledger.names, state.manifest.version)
-            before = set(state.ledger.versions)
-            self._fold(progress)
-            return sorted(before - set(state.ledger.versions))
-
-    def _fold(self, progress: Progress | None = None) -> None:
-        """Drop all versions but the newest, whose deltas are merged into the bases."""
-        if not self._folder.fold(self.version, progress):
-            raise LockedError(
-                f"{self._state.oldest_reader()} is open for reading from {self.path}; fold once "
-                "that reader is closed or has called refresh()"
-            )
+        return keeping.fold(self._state, self._folder, shown(progress))
 
     def uncommitted_rows(self) -> int:
         """Return the number of rows written, or removed with their keys, since the last commit."""
@@ -689,10 +666,7 @@ class Store(SchemaChanges):
         self._agree("apply a patch", {})
         self._raise_unseen()
         with internal_errors():
-            return self._patched(path)
-
-    def _patched(self, path: str | os.PathLike[str]) -> PatchInfo:
-        return apply_patch(self._state, self._folder, path)
+            return apply_patch(self._state, self._folder, path)
 
     @contextlib.contextmanager
     def _two(self, one: int | str, other: int | str | None) -> Iterator[tuple[Store, Store]]:

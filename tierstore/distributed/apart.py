@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import call_each
@@ -28,22 +29,20 @@ from tierstore._disk.manifest import KeysInfo, Manifest, Partitions, TableInfo, 
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import Shard
 from tierstore._door import Use
-from tierstore._store import closing
+from tierstore._progress import Progress
 from tierstore._store.alter import Records, records_of
 from tierstore._store.commit import CommitDraft, clean_up
 from tierstore._store.compaction import Folder
-from tierstore._store.keeping import as_restored
 from tierstore._store.locking import WriterLock
 from tierstore._store.options import Options
 from tierstore._store.partitions import WholeKeys
-from tierstore._store.patching import Patch
 from tierstore._store.state import State
 from tierstore._store.tables import Opening
 from tierstore._strictjson import canonical
 from tierstore._table.home import StoreOfTable
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table, scalars_to_write
-from tierstore._tiers.base import OPENED_ANEW, REMOVED, ROLLED_BACK
+from tierstore._tiers.base import OPENED_ANEW, REMOVED, RESTORED, ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed.creating import same_seeds
 from tierstore.distributed.parts import Parts
@@ -130,11 +129,11 @@ class Apart(State):
                 f"each; open it on {count} ranks at most, or make one with more partitions"
             )
         ranks.together(
-            "open its partitions", lambda: self.parts.open(self.manifest, ranks.rank, ranks.count)
+            "open its partitions",
+            lambda: self.parts.open(self.manifest, ranks.rank, ranks.count, self.store),
         )
-        for part in self.parts.stores:
-            closing.leave_to_owner(part)
-            self.locks.extend(part._state.locks)
+        for part in self.parts.own:
+            self.locks.extend(part.locks)
         ranks.together("place its tables", self.place)
         self.settle()
 
@@ -295,7 +294,7 @@ class Apart(State):
 
     def allocated_bytes(self) -> int:
         """Return the bytes that the partitions of this rank take."""
-        return sum(_io.allocated_bytes(str(each.path)) for each in self.parts.stores)
+        return sum(_io.allocated_bytes(each.directory.path) for each in self.parts.own)
 
     # -- tables as changes of them see them
 
@@ -311,6 +310,11 @@ class Apart(State):
         generation: Any = self.tables[name]._generation
         return generation.keys_of_whole()
 
+    def own_rows(self, name: str, ids: npt.NDArray[np.int64]) -> tuple[Any, npt.NDArray[np.int64]]:
+        """Return which ids of a table are of rows on this rank, and their numbers here."""
+        own = self._is_own(ids)
+        return own, self.shard_of(self.whole(name)).rows_of(ids[own])
+
     def records(self, name: str) -> Iterator[Records]:
         """Yield the records of the rows of a table that are on this rank."""
         none = self.whole(name).keys is None and self.shard_of(self.whole(name)).ids == 0
@@ -318,11 +322,15 @@ class Apart(State):
 
     def own(self, start: int, blocks: Iterator[Records]) -> Iterator[Records]:
         """Yield, of the records of all rows from `start` on, those that are on this rank."""
-        shard = self.parts.shard(1)
         for records in blocks:
-            number = shard.partition_of(np.arange(start, start + len(records))) - shard.first
-            yield records[(number >= 0) & (number < shard.count)]
+            yield records[self._is_own(np.arange(start, start + len(records)))]
             start += len(records)
+
+    def _is_own(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which ids are of rows on this rank."""
+        shard = self.parts.shard(1)
+        number = shard.partition_of(ids) - shard.first
+        return cast(npt.NDArray[np.bool_], (number >= 0) & (number < shard.count))
 
     def first_records(self, table: Table, spec: TableSpec) -> Iterator[Records]:
         """Yield the first records of the rows of this rank, which are all alike."""
@@ -344,7 +352,7 @@ class Apart(State):
             raise InvalidInputError(
                 f"table {name!r} is by key: write its rows, store[{name!r}].write(keys, rows)"
             )
-        if self.ranks.count > 1 or len(self.parts.stores) > FILLED:
+        if self.ranks.count > 1 or len(self.parts.own) > FILLED:
             raise InvalidInputError(
                 f"rows that come once are written by one process, to {FILLED} partitions at most; "
                 f"these are {self.ranks.count} ranks and {len(self.manifest.partitions)} "
@@ -375,6 +383,20 @@ class Apart(State):
     # -- versions
 
     @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Prevent other versions meanwhile; close the store where the ranks lose each other."""
+        with self.closed_when_broken(), super().alone(what):
+            yield
+
+    def interruptible(self, use: Use) -> contextlib.AbstractContextManager[object]:
+        """Let no interrupt through: other ranks would wait for this one."""
+        return contextlib.nullcontext()
+
+    def or_discard(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Drop on all ranks what is written if the body fails, and publishes nothing."""
+        return self.or_back(what, drop_rows=True)
+
+    @contextlib.contextmanager
     def closed_when_broken(self) -> Iterator[None]:
         """Close the store for good where the ranks can no longer communicate."""
         try:
@@ -383,29 +405,19 @@ class Apart(State):
             if self.ranks.broken:
                 self.door.close(self.ranks.broken)
 
-    def draft(
-        self,
-        step: int | None = None,
-        payload: Mapping[str, object] | None = None,
-        *,
-        keep: str | None = None,
-    ) -> CommitDraft | None:
-        """Begin a version, as a leader; see `CommitDraft`."""
-        if not self.ranks.leads:
-            return None
-        return CommitDraft(self, step, payload, confirm=True, keep=keep)
+    def draft(self) -> CommitDraft | None:
+        """Begin a version without a payload of its own, as a leader; see `CommitDraft`."""
+        return CommitDraft(self, None, None, confirm=True) if self.ranks.leads else None
 
-    def draft_of(self, patch: Patch) -> CommitDraft | None:
-        """Begin the version that a patch leads to, as a leader."""
-        return patch.draft(self) if self.ranks.leads else None
-
-    def commit(self, use: Use, begun: Callable[[], CommitDraft | None]) -> None:
-        """Commit what is written, as the version that a leader has begun."""
+    def commit_all(
+        self, use: Use, begin: Callable[[], Any], commit: Callable[[Any], object] | None = None
+    ) -> None:
+        """Commit what is written, as the version that leaders begin; see `State.commit_all`."""
         draft: CommitDraft | None = None
 
         def put_together() -> None:
             nonlocal draft
-            draft = begun()
+            draft = begin() if self.ranks.leads else None
 
         try:
             with use.interruptible():  # it turns the caller's values into bytes
@@ -475,16 +487,46 @@ class Apart(State):
 
         self._publish("publish the version", publish)
 
-    def restore_all(self, older: Manifest, prepared: Prepared) -> None:
-        """Publish an older version again under a new number, as partitions have it."""
+    def check_restorable(self, older: Manifest) -> None:
+        """Raise unless the partitions of an older version can be opened, and fit the budget."""
+        self.parts.check_whole(older)
+        self.spaces.check_fit(
+            {name: self._own_spec(name, info.spec) for name, info in older.tables.items()}
+        )
+
+    def _own_spec(self, name: str, spec: TableSpec) -> TableSpec:
+        """Return the spec of a table of an older version on this rank."""
+        if spec.keys is None:
+            return spec.with_rows(len(self.shard_of(spec)))
+        return self.tables[name].spec if name in self.tables else spec
+
+    def restore_all(self, older: Manifest, changes: Callable[[int], dict[str, Any]]) -> None:
+        """Publish an older version again under a new number, once all partitions have it."""
+
+        def restored() -> Prepared:
+            self.spaces.vacate(list(self.tables))
+            self.parts.restore(older)
+            return self.prepared({}, None)
 
         def publish() -> None:
-            changes = as_restored(older, self.manifest, prepared.last_version + 1)
-            changes |= {name: getattr(older, name) for name in ("tables", "step", "payload")}
+            named = {"partitions": prepared.in_order()}
             with self.unbroken():
-                self.adopt(self.publish(**changes, partitions=prepared.in_order()))
+                more = changes(prepared.last_version + 1) | named
+                self.adopt(self.publish_again(older, more))
 
-        self._publish("restore the version", publish)
+        self.roll_back()
+        with self.or_back("restore a version"):
+            prepared = agreed(self.ranks.together("restore its partitions", restored))
+            self._publish("restore the version", publish)
+        with self.committed():
+            self.ranks.together("place its tables", lambda: self.place(RESTORED))
+            self.take_scalars()
+            self.settle()
+
+    def fold_all(self, fold: Callable[[Progress | None], None], progress: Progress | None) -> None:
+        """Merge all deltas of all partitions; `progress` counts those of this rank."""
+        self.lead("drop older versions", lambda: fold(None))
+        self.ranks.together("fold its partitions", lambda: self.parts.fold(progress))
 
     def adopt(self, manifest: Manifest) -> None:
         """Take a published manifest; `place` has the tables show it, on every rank."""
@@ -606,13 +648,15 @@ class Apart(State):
 
     def lead(self, what: str, work: Callable[[], object]) -> None:
         """Have each leader change what is kept of the root, and partitions follow. Collective."""
-
-        def change() -> None:
-            work()
-            self.clean_up()
-
-        self._follow(what, change)
+        self._follow(what, work)
         self.settle()
+
+    def roll_back(self) -> None:
+        """Drop everything that any rank wrote since the last commit. Collective."""
+        with self.closed_when_broken():
+            self.count_keys(self.discard, "roll back")
+            self.ranks.fault = ""
+            self.settle()
 
     # -- going back
 
@@ -655,7 +699,7 @@ class Apart(State):
         if self.parts.ahead(self.manifest):
             for _, generation in self.keyed():  # load all: those ahead have keys that are to go
                 generation.note_moved_keys()
-        for part in self.parts.stores:
+        for part in self.parts.own:
             part.rollback()
         for name, generation in self.keyed():
             if generation.has_moved_keys:  # rows in memory go by numbers of their own

@@ -51,7 +51,7 @@ def rewrite(
         own = {each.name: _own_spec(state, each, drop) for each in found}
         state.spaces.check_fit({**kept, **own})
 
-    with state.door.use(write=True), state.closed_when_broken(), state.alone(change):
+    with state.door.use(write=True), state.alone(change):
         state.ranks.each("check that it can change its tables", check)
         keys = {
             each.name: Keys(state, each.name, each.keys, each.spec.rows)
@@ -95,7 +95,7 @@ def set_keys(
     info = state.manifest.tables[name]
     if info.spec.keys is not None:
         raise InvalidInputError(f"table {name!r} is by key: its keys come with their rows")
-    with state.door.use(write=True), state.closed_when_broken(), state.alone("set keys"):
+    with state.door.use(write=True), state.alone("set keys"):
         written = Keys(state, name, keys, info.spec.rows)
         state.ranks.each("check that it can set keys", lambda: state.check_clean("set keys"))
         draft = state.draft()
@@ -120,7 +120,7 @@ class _Written:
     ) -> None:
         """Prepare to write the tables that were `found`; `tables` returns them once more."""
         self._state, self._change, self._tables, self._found = state, change, tables, found
-        self._parts = state.parts.stores
+        self._parts = state.parts.own
         self._made: list[list[Rewrite]] = [[] for _ in self._parts]
         self._by_key = {each.name for each in found if each.spec.keys is not None and each.blocks}
         rounds = -(-len(self._parts) // FILLED)
@@ -149,7 +149,7 @@ class _Written:
         with contextlib.ExitStack() as stack:
             places = []
             for part in parts:
-                directory = part._state.directory
+                directory = part.directory
                 if not directory.exists(table.name):
                     directory.make_directory(table.name).close()
                 places.append(stack.enter_context(directory.directory(table.name)))
@@ -168,7 +168,7 @@ class _Written:
                 every = self._tables(own)
                 return [*made, *(each for each in every if each.name in self._by_key)]
 
-            part._rewrite(self._change, tables, drop=drop)
+            part.rewrite(self._change, tables, drop)
             self._made[number] = []
         if self._by_key:
             self._report.finish()
@@ -179,7 +179,7 @@ class _Written:
             for each in made:
                 with (
                     contextlib.suppress(TierStoreError, OSError),  # swept when the store is opened
-                    part._state.directory.directory(each.name) as place,
+                    part.directory.directory(each.name) as place,
                 ):
                     if each.made is not None:
                         remove_generation(place, each.made.generation)
@@ -253,7 +253,7 @@ def _stated(state: Apart, table: Rewrite, keys: Keys | None) -> TableInfo:
 def _changed_rows(state: Apart, table: Rewrite) -> int:
     """Return how many rows are new or others, counted so that all ranks add them up."""
     if table.spec.keys is not None:
-        every = sum(part[table.name].rows for part in state.parts.stores)
+        every = sum(part.tables[table.name].rows for part in state.parts.own)
         return every if table.changed is None else 0
     if state.ranks.rank > 0:
         return 0

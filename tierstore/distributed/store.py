@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tierstore._disk.partitioning import Shard
 from tierstore._progress import Progress
 from tierstore._store import locking
+from tierstore._store.commit import CommitDraft
 from tierstore._store.options import Options
-from tierstore._store.patching import PatchInfo
 from tierstore._store.store import Store
-from tierstore.distributed import schema, versions
+from tierstore.distributed import schema
 from tierstore.distributed.apart import Apart
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError
@@ -99,8 +98,10 @@ class DistributedStore(Store):
         names = None if payload is None else sorted(payload)
         self._agree("commit", {"step": step, "payload": names, "keep": keep})
         state = self._state
-        with self._door.use(write=True) as use, state.closed_when_broken(), state.alone("commit"):
-            state.commit(use, lambda: state.draft(step, payload, keep=keep))
+        with self._door.use(write=True) as use, state.alone("commit"):
+            state.commit_all(
+                use, lambda: CommitDraft(state, step, payload, confirm=True, keep=keep)
+            )
             return self.version
 
     def commit_async(self, *_: Any, **__: Any) -> NoReturn:
@@ -112,27 +113,6 @@ class DistributedStore(Store):
     def confirm(self, version: int) -> None:
         """Refuse: every version that ranks commit is confirmed."""
         raise InvalidInputError("each version that ranks commit is confirmed: leave confirm out")
-
-    def _discard(self) -> None:
-        state = self._state
-        with state.closed_when_broken():
-            state.count_keys(state.discard, "roll back")
-            self._ranks.fault = ""
-            state.settle()
-
-    def _alone(self, what: str, work: Callable[[], None]) -> None:
-        state = self._state
-        with self._door.use(write=True), state.closed_when_broken(), state.alone(what):
-            state.lead(what, work)
-
-    def _restore(self, version: int | str) -> None:
-        versions.restore(self._state, version)
-
-    def _folded(self, progress: Progress | None) -> list[int]:
-        return versions.fold(self._state, self._fold, progress)
-
-    def _patched(self, path: str | os.PathLike[str]) -> PatchInfo:
-        return versions.apply_patch(self._state, path)
 
     # -- changes of tables
 
