@@ -44,7 +44,7 @@ def work(device: Any, path: Path, options: Any) -> tuple[dict[str, list[float]],
             store = tierstore.create(path / name, {"t": spec}, budget=budget, device=device)
         stores.append(store)
         table = store["t"]
-        gpu = table._space.gpu
+        gpu = table._backing.space.gpu
         if (gpu.memory.places is None) != (most > 0):
             raise RuntimeError("the tier has the other kind of map")
         layer = TieredEmbedding(table)

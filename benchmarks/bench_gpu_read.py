@@ -116,7 +116,7 @@ class Bench:
         batch = power_law(self._rows, self.columns[0][0], 1.05, 1)[0]
         table.read(batch)
         issue = issue_seconds(lambda: table.read(batch))
-        budget = table._space.gpu.nbytes
+        budget = table._backing.space.gpu.nbytes
         return [
             "link: "
             + ", ".join(f"{rate / 1e9:.1f} GB/s {way}" for way, rate in self._link.items()),

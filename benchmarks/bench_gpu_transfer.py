@@ -37,8 +37,8 @@ def bare_ways(table: Any, ids: list[Any], data: Any, *, in_order: bool) -> tuple
     """A kernel that copies the same rows of the same memory; without a map, a cache or marks."""
     import torch
 
-    host = table._space.host
-    bare = BareCopy(table._space.gpu.device.host_pointer(host.arena, host.records), 4 * DIM)
+    host = table._backing.space.host
+    bare = BareCopy(table._backing.space.gpu.device.host_pointer(host.arena, host.records), 4 * DIM)
     given = [each.sort().values for each in ids] if in_order else ids
     out = torch.empty_like(data)
     return (

@@ -16,6 +16,7 @@ from tierstore import Budget, Field, TableSpec, _rowcopy
 from tierstore._disk.generation import Generation
 from tierstore._door import Door
 from tierstore._memory_table import MemoryTable, Origin, Unversioned
+from tierstore._table.backing import Backing
 from tierstore._table.home import Touched
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
@@ -107,11 +108,15 @@ class Scratch:
         self._space = placement.place(part, tiers)
         self._tables = {
             extent.table: Table(
-                self,
-                extent.table,
-                cast(Generation, Unversioned(specs[extent.table], tiers[extent.table], "noise")),
-                self._space,
-                extent,
+                Backing(
+                    self,
+                    extent.table,
+                    cast(
+                        Generation, Unversioned(specs[extent.table], tiers[extent.table], "noise")
+                    ),
+                    self._space,
+                    extent,
+                )
             )
             for extent in self._space.extents
         }

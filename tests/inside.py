@@ -17,12 +17,12 @@ from tierstore._disk import manifest as _manifest
 
 def space(table: Any) -> Any:
     """Return the cache tiers above the disk that a table shares with others."""
-    return table._space
+    return table._backing.space
 
 
 def extent(table: Any) -> Any:
     """Return which rows of its space are a table's."""
-    return table._extent
+    return table._backing.extent
 
 
 def uncommitted(table: Any) -> Any:
@@ -43,17 +43,17 @@ def rest(tier: Any) -> None:
 
 def access(table: Any) -> Any:
     """Return how a table's records are reached: on the host, on a device, or in split columns."""
-    return table._access
+    return table._backing.access
 
 
 def only_general_reads(table: Any) -> None:
     """Let a table read without the short way for rows that are resident."""
-    table._on_host = access(table)._host = None
+    table._backing.on_host = access(table)._host = None
 
 
 def owner(table: Any) -> Any:
     """Return what a table belongs to: its door, prefetcher and folder."""
-    return table._owner
+    return table._backing.home
 
 
 def together(table: Any) -> Any:
@@ -63,12 +63,12 @@ def together(table: Any) -> Any:
 
 def generation(table: Any) -> Any:
     """Return the files of a table's open version."""
-    return table._generation
+    return table._backing.generation
 
 
 def disk(table: Any) -> Any:
     """Return a table's disk tier."""
-    return table._disk
+    return table._backing.disk
 
 
 def base(tier: Any) -> Any:

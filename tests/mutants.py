@@ -548,7 +548,7 @@ MUTANTS = [
     ),
     Mutant(
         "_store/commit.py",
-        "state.tables[name]._generation.sync()",
+        "state.backings[name].generation.sync()",
         "pass",
         "tests/durability/test_crash.py",
     ),
@@ -3835,7 +3835,7 @@ MUTANTS = [
     ),
     Mutant(
         "_store/updating.py",
-        "return new._generation.continues_keys_of(base._generation)",
+        "return files_of(new).continues_keys_of(files_of(base))",
         "return True",
         "tests/store/test_updating.py::test_keys_that_come_go_and_come_again",
     ),
@@ -4166,7 +4166,7 @@ MUTANTS = [
     ),
     Mutant(
         "_store/changes.py",
-        "elif old._generation.info.keys != new._generation.info.keys:",
+        "elif (before := files_of(old)).info.keys != (after := files_of(new)).info.keys:",
         "elif False:",
         "tests/store/test_changes.py::test_rows_of_a_table_that_was_written_anew_are_compared",
     ),

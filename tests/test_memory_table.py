@@ -53,7 +53,7 @@ def test_a_scratch_table_is_a_table(device: Any, budget: Budget | None) -> None:
                 np.testing.assert_array_equal(table.read(seen, name), expected[seen])
         for name, expected in now.items():
             np.testing.assert_array_equal(np.concatenate(list(table.scan(name))), expected)
-        assert table._information(()).disk_bytes == 0
+        assert table._backing.information(()).disk_bytes == 0
 
 
 def test_first_values_are_those_of_a_store(tmp_path: Any) -> None:

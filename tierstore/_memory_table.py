@@ -23,6 +23,7 @@ from tierstore._disk.generation import Generation, initial_records
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Door
 from tierstore._progress import Progress, report_nothing
+from tierstore._table.backing import Backing
 from tierstore._table.home import Touched
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
@@ -170,13 +171,9 @@ class MemoryTable(Closing):
         (part,) = placement.plan({name: spec})
         self._space = placement.place(part, {name: origin})
         (extent,) = self._space.extents
-        self.table: Table = Table(
-            self,
-            name,
-            cast(Generation, Unversioned(spec, origin, f"memory {uuid.uuid4().hex}")),
-            self._space,
-            extent,
-        )
+        files = Unversioned(spec, origin, f"memory {uuid.uuid4().hex}")
+        on = Backing(self, name, cast(Generation, files), self._space, extent)
+        self.table: Table = Table(on)
         if all(item.init is None or item.init.is_zero for item in spec.fields.values()):
             report_nothing(progress)
         else:
@@ -222,6 +219,7 @@ class Unversioned:
     def __init__(self, spec: TableSpec, tier: LowestTier, place: str) -> None:
         """Describe the table; `tier` is its lowest tier."""
         self.place = place
+        self.spec = spec
         self.info = TableInfo(spec, "")
         self.tier = tier
 

@@ -45,6 +45,7 @@ from tierstore._formats import (
 from tierstore._formats.files import open_input
 from tierstore._io import File
 from tierstore._memory_table import Unversioned
+from tierstore._table.backing import Backing
 from tierstore._table.home import Touched
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table
@@ -133,10 +134,9 @@ class Attached(Closing, Mapping[str, Table]):
                 opened.callback(space.close)
                 for extent in space.extents:
                     name = extent.table
-                    generation = cast(
-                        Generation, Unversioned(specs[name], tiers[name], _place(tables[name]))
-                    )
-                    self._tables[name] = Table(self, name, generation, space, extent)
+                    files = Unversioned(specs[name], tiers[name], _place(tables[name]))
+                    on = Backing(self, name, cast(Generation, files), space, extent)
+                    self._tables[name] = Table(on)
             self._tables = {name: self._tables[name] for name in tables}
             self._opened = opened.pop_all()
 

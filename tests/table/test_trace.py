@@ -178,7 +178,7 @@ def test_a_closed_recording_is_forgotten_by_its_table(tmp_path):
         with table.record(tmp_path / "a.trace"):
             table.read([1, 2])
         table.lease([1]).release()
-        assert table._recording is None
+        assert table._backing.recording is None
 
 
 def test_a_table_by_key_that_grows_is_recorded(tmp_path):

@@ -229,8 +229,8 @@ def test_rows_in_other_places_get_their_gradient(make: Any, layer: str, how: str
 def test_a_removal_gives_pins_back(make: Any) -> None:
     """Those of a batch that never gets its gradient too, or the cache would shrink for ever."""
     setting = make("embedding")
-    host = setting.store["t"]._space.host
-    if setting.store["t"]._space.gpu is not None:
+    host = setting.store["t"]._backing.space.host
+    if setting.store["t"]._backing.space.gpu is not None:
         return
     for _ in range(3):
         loss = setting.forward([0, 5, 9])

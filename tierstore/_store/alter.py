@@ -26,7 +26,7 @@ from tierstore._store.commit import CommitDraft, commit, settle
 from tierstore._store.compaction import Folder
 from tierstore._store.state import State
 from tierstore._strictjson import json_values
-from tierstore._table.keyed import KeyedTable
+from tierstore._table.keyed import KeyedTable, codes_of
 from tierstore._table.table import Table, records_in
 from tierstore._table.values import to_bytes
 from tierstore.errors import (
@@ -390,11 +390,12 @@ def take_keys(
     state: State, table: Table, keys: Sequence[Any] | None, progress: Progress | None = None
 ) -> None:
     """Set or remove the keys of a table's rows; they are part of the next commit."""
-    with table._generation.directory.use() as directory:
+    on = state.backings[table.name]
+    with on.generation.directory.use() as directory:
         written = _written_keys(directory, keys, table.rows, progress)
     state.drop_coming_keys(table.name)
     state.touched.keys[table.name] = written
-    table._forget_keys()
+    on.forget_keys()
 
 
 def _written_keys(
@@ -444,7 +445,7 @@ def _first_records(table: KeyedTable, spec: TableSpec) -> Blocks:
     """Yield the first records of the keys of a table, in the order of its rows."""
     for start in range(0, table.rows, _BLOCK_ROWS):
         rows = np.arange(start, min(start + _BLOCK_ROWS, table.rows))
-        yield generations.first_records(spec, table._map.codes_of(rows))
+        yield generations.first_records(spec, codes_of(table, rows))
 
 
 def _encoded(values: npt.NDArray[Any], item: Field, table: str, name: str) -> npt.NDArray[Any]:

@@ -13,7 +13,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._rowcopy import unique
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Table, read_records
+from tierstore._table.table import Table, files_of, read_records
 
 Rows = npt.NDArray[np.int64]
 
@@ -62,8 +62,8 @@ def _with_other_keys(old: Table, new: Table) -> Iterator[Rows]:
         for pair in _pairs(old, new):
             if not pair.new.continues_keys_of(pair.old):
                 yield from pair.differing(old.keys_of, new.keys_of)
-    elif old._generation.info.keys != new._generation.info.keys:
-        whole = _Pair(old._generation, new._generation, (old.rows, new.rows))
+    elif (before := files_of(old)).info.keys != (after := files_of(new)).info.keys:
+        whole = _Pair(before, after, (old.rows, new.rows))
         yield from whole.differing(_external(old.keys), _external(new.keys))
 
 
@@ -136,12 +136,12 @@ class _Pair(NamedTuple):
 
 def _pairs(old: Table, new: Table) -> Iterator[_Pair]:
     """Yield the parts of two versions of a table that have the same rows in the same places."""
-    before: object = old._generation
-    after: object = new._generation
+    before: object = files_of(old)
+    after: object = files_of(new)
     if not isinstance(before, KeyedPartitionedGeneration) or not isinstance(
         after, KeyedPartitionedGeneration
     ):
-        yield _Pair(old._generation, new._generation, (old.rows, new.rows))
+        yield _Pair(files_of(old), files_of(new), (old.rows, new.rows))
         return
     for number, parts in enumerate(zip(before.parts, after.parts, strict=True)):
         yield _Pair(

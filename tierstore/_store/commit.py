@@ -183,8 +183,8 @@ def _log(draft: CommitDraft, manifest: Manifest, seconds: float) -> None:
 def flush(draft: CommitDraft) -> None:
     """Write every changed record to the delta of its table."""
     for name in list(draft.state.touched.scalars):
-        if (table := draft.state.tables.get(name)) is not None:
-            draft.scalars[name] = json_values(table._scalars)
+        if (on := draft.state.backings.get(name)) is not None:
+            draft.scalars[name] = json_values(on.scalars)
     for space in draft.state.spaces.open:
         space.flush()
 
@@ -196,21 +196,21 @@ def seal(draft: CommitDraft) -> dict[str, TableInfo]:
     changed: dict[str, TableInfo] = {}
     touched = state.touched
     for name in {**touched.rows, **touched.scalars, **touched.keys}:
-        if (table := state.tables.get(name)) is None:
+        if (on := state.backings.get(name)) is None:
             continue
         info = state.manifest.tables[name]
         scalars = draft.scalars.get(name, info.scalars)
         keys = touched.keys.get(name, info.keys)
         if info.spec.keys is not None:
-            keys = table._generation.seal_keys()
-        if (delta := table._generation.seal(version)) is not None:
-            deltas, spec = (*info.deltas, delta), table._generation.spec
+            keys = on.generation.seal_keys()
+        if (delta := on.generation.seal(version)) is not None:
+            deltas, spec = (*info.deltas, delta), on.generation.spec
             changed[name] = dataclasses.replace(
                 info, spec=spec, deltas=deltas, scalars=scalars, keys=keys
             )
         elif keys != info.keys or not _same(scalars, info.scalars):
             changed[name] = dataclasses.replace(info, scalars=scalars, keys=keys)
-        elif table._disk.live is None:
+        elif on.disk.live is None:
             touched.rows.pop(name, None)
     return changed
 
@@ -229,7 +229,7 @@ def publish(draft: CommitDraft, changed: Mapping[str, TableInfo]) -> Manifest:
 
     def sync() -> None:
         for name in changed:
-            state.tables[name]._generation.sync()
+            state.backings[name].generation.sync()
         if draft.written:
             state.directory.sync()
 

@@ -37,7 +37,7 @@ from tierstore._disk.tier import DiskTier
 from tierstore._garbage import without_frames
 from tierstore._progress import Overall, Progress
 from tierstore._store.state import State
-from tierstore._table.table import Table
+from tierstore._table.backing import Backing
 from tierstore._threads import Event, Worker
 from tierstore._tiers import memory
 from tierstore.errors import InternalError, InvalidInputError, StoreFullError, StoreIOError
@@ -80,9 +80,9 @@ class _Fold:
         self.name = f"fold of {state.directory.path} up to version {upto}"
         # This keeps the store and its lock alive, so that no second writer runs beside the thread.
         self._merges = {
-            name: table._disk.merge(upto)
-            for name, table in state.own_tables.items()
-            if _between(table._disk, 0, upto) or not table._generation.is_bound(upto)
+            name: on.disk.merge(upto)
+            for name, on in state.own_tables.items()
+            if _between(on.disk, 0, upto) or not on.generation.is_bound(upto)
         }
         self._digests: dict[str, DigestInfo] = {}
         self._report = Overall(progress, sum(merge.total for merge in self._merges.values()))
@@ -94,7 +94,7 @@ class _Fold:
                 yield
             self._report(merge.total, merge.total)
             self._report.passed(merge.total)
-            generation = self._state.tables[name]._generation
+            generation = self._state.backings[name].generation
             if not generation.is_bound(self._upto):
                 self._digests[name] = generation.bind(self._upto)
         self._report.finish()
@@ -116,7 +116,7 @@ class _Fold:
 
     def drop(self) -> None:
         for name, digest in self._digests.items():
-            self._state.tables[name]._generation.unbind(digest)
+            self._state.backings[name].generation.unbind(digest)
 
 
 class _Compacting:
@@ -126,7 +126,7 @@ class _Compacting:
         self._state = state
         self.name = f"compaction of deltas in {state.directory.path}"
         self._compactions = {
-            name: [state.tables[name]._generation.compact(group) for group in found]
+            name: [state.backings[name].generation.compact(group) for group in found]
             for name, found in groups.items()
         }
 
@@ -139,7 +139,7 @@ class _Compacting:
         state = self._state
         infos = dict(state.manifest.tables)
         for name, compactions in self._compactions.items():
-            infos[name] = _compacted(state.tables[name]._generation, compactions)
+            infos[name] = _compacted(state.backings[name].generation, compactions)
         try:
             state.change(tables=infos)
         except (StoreIOError, StoreFullError, InvalidInputError):
@@ -295,7 +295,7 @@ class Folder:
             return
         oldest = self._oldest()
         tables = [
-            each for each in self._state.own_tables.values() if _between(each._disk, 0, oldest)
+            each for each in self._state.own_tables.values() if _between(each.disk, 0, oldest)
         ]
         if tables and sum(_merged_bytes(table, oldest) for table in tables) <= _QUICK_BYTES:
             self.fold(oldest)
@@ -383,10 +383,10 @@ class Folder:
         If the deltas of a table contain its rows several times over, all of them are compacted.
         """
         groups: dict[str, list[list[Delta]]] = {}
-        for name, table in self._state.tables.items():
-            found = _between(table._disk, after, upto)
+        for name, on in self._state.backings.items():
+            found = _between(on.disk, after, upto)
             rows = sum(delta.info.rows for delta in found)
-            if rows > _TIMES_ROWS * table.rows:
+            if rows > _TIMES_ROWS * on.rows:
                 parts = [found]
             elif len(found) > self._gathered.most:
                 parts = spans(found, upto, self._gathered.most * 3 // 4)
@@ -441,14 +441,14 @@ def _between(tier: DiskTier, after: int, upto: int) -> list[Delta]:
     return [delta for delta in tier.deltas if after < delta.info.version <= upto]
 
 
-def _merged_bytes(table: Table, upto: int) -> int:
+def _merged_bytes(table: Backing, upto: int) -> int:
     """Return the bytes that a fold of a table up to a version writes, in whole pages or chunks."""
     spec = table.spec
     width = spec.layout.record_bytes
     rows = spec.chunk_rows if spec.compression and spec.chunk_rows else max(1, PAGE // width)
-    chunks, sums = table._disk.touched(upto, rows), table._disk.touched(upto, PAGE // 4)
+    chunks, sums = table.disk.touched(upto, rows), table.disk.touched(upto, PAGE // 4)
     written = chunks.size * max(PAGE, rows * width) + sums.size * PAGE
-    return written + table._disk.linked_bytes(upto)
+    return written + table.disk.linked_bytes(upto)
 
 
 class BackgroundWork:

@@ -115,7 +115,7 @@ class Part(State):
             raise self.damaged.get(name) or CorruptStoreError(
                 f"{self.directory.path} has no table {name!r}; restore all partitions from one copy"
             )
-        return self.tables[name]._generation
+        return self.backings[name].generation
 
     @property
     def is_changed(self) -> bool:
@@ -157,7 +157,7 @@ class Part(State):
 
     def grow(self, name: str, rows: int) -> None:
         """Grow a table by key to at least so many rows, by an eighth at least."""
-        present = self.tables[name].spec.rows
+        present = self.backings[name].spec.rows
         if rows > present:
             with self.door.use(write=True):
                 self.grow_rows(name, max(rows, present + max(present // 8, EXTENT_ROWS)))

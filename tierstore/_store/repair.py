@@ -48,7 +48,7 @@ from tierstore._store.versions import (
     open_directory,
     survey,
 )
-from tierstore._table.table import Table
+from tierstore._table.backing import Backing
 from tierstore.errors import (
     ExistsError,
     FilledRowsWarning,
@@ -634,26 +634,26 @@ def mend_rows(state: State, report: VerifyReport) -> None:
         if each.seq < newest.seq and each.version <= newest.version
     ]
     for name, bad in report.bad_rows.items():
-        if name in state.tables:
-            report.mended[name] = _mend(state, state.tables[name], bad, kept)
+        if name in state.backings:
+            report.mended[name] = _mend(state, state.backings[name], bad, kept)
 
 
-def _mend(state: State, table: Table, bad: Sequence[int], kept: Sequence[Manifest]) -> list[int]:
-    space = table._space
+def _mend(state: State, table: Backing, bad: Sequence[int], kept: Sequence[Manifest]) -> list[int]:
+    space = table.space
     space.flush_gpu()
     rows = np.array(bad, np.int64)
-    live = table._disk.live
+    live = table.disk.live
     done = rows[:0] if live is None else np.intersect1d(rows, live.ids)
     if space.host is not None:
-        there = space.host.mark_changed(table._extent.in_space(np.setdiff1d(rows, done)))
-        done = np.union1d(done, table._extent.own(there))
+        there = space.host.mark_changed(table.extent.in_space(np.setdiff1d(rows, done)))
+        done = np.union1d(done, table.extent.own(there))
     rest = np.setdiff1d(rows, done)
     if rest.size:
         done = np.union1d(done, _mend_from_disk(state, table, rest, kept))
     return list(map(int, done))
 
 
-def _mend_from_disk(state: State, table: Table, rows: Rows, kept: Sequence[Manifest]) -> Rows:
+def _mend_from_disk(state: State, table: Backing, rows: Rows, kept: Sequence[Manifest]) -> Rows:
     with state.directory.directory(table.name) as parent:
         images = Images(parent, table.name, state.manifest, kept)
     try:
@@ -661,5 +661,5 @@ def _mend_from_disk(state: State, table: Table, rows: Rows, kept: Sequence[Manif
     finally:
         images.close()
     which = np.flatnonzero(found.state == WHOLE)
-    table._disk.write(rows[which], found.records[which])
+    table.disk.write(rows[which], found.records[which])
     return rows[which]

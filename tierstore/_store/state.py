@@ -34,6 +34,7 @@ from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointed import MOST, claimed, living
 from tierstore._store.tables import Opener, Opening, Spaces
 from tierstore._store.versions import History, open_directory, read_identity
+from tierstore._table.backing import Backing
 from tierstore._table.home import StoreOfTable, Touched
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
@@ -85,6 +86,7 @@ class State:
         door, prefetcher, sync_checks, missing, touched: what the tables share.
         manifest: the version that is open.
         tables: the tables that are whole, by name.
+        backings: what they stand on: files, tiers and scalars.
         spaces: the tiers of these tables.
         damaged: the errors of the tables that could not be opened.
         writer, ledger: of a writer only.
@@ -111,7 +113,8 @@ class State:
         self.missing: Missing = checked(options.missing, writable=options.writable)
         self.touched: Touched = Touched()
         self.tables: dict[str, Table] = {}
-        self.spaces: Spaces = Spaces(self.tables, options)
+        self.backings: dict[str, Backing] = {}
+        self.spaces: Spaces = Spaces(self.tables, self.backings, options)
         self.damaged: dict[str, CorruptStoreError] = {}
         self.locks: list[Any] = []
         self._held: dict[str, Payload] = {}
@@ -285,7 +288,7 @@ class State:
             opening = Opening(manifest)
             next_seq = self.ledger.next_number if self.door.writable else None
             try:
-                self._opener.open_all(opening, self.tables, next_seq=next_seq, floor=self._floor)
+                self._opener.open_all(opening, self.backings, next_seq=next_seq, floor=self._floor)
                 if self._lacks_payload(opening) or opening.errors:
                     found = self._found_again(manifest, version)
                     if found is not None:
@@ -308,8 +311,8 @@ class State:
         A writer may have folded the table meanwhile, and replaced its digest. Raises
         CorruptStoreError, also the next time.
         """
-        table, floor, is_bound = self.tables[name], self._floor, True
-        while not (generation := table._generation).examined and not self.door.closed:
+        on, floor, is_bound = self.backings[name], self._floor, True
+        while not (generation := on.generation).examined and not self.door.closed:
             info = generation.info
             try:
                 self._opener.examine(generation, floor, is_bound=is_bound)
@@ -317,7 +320,7 @@ class State:
                 known, floor = floor, self.history.floor()
                 if floor != known or generation.info is not info or self.door.closed:
                     continue
-                if generation is not table._generation:  # it was closed by a refresh
+                if generation is not on.generation:  # it was closed by a refresh
                     continue
                 if is_bound and self._has_replaced_digest(name, info):
                     is_bound = False
@@ -336,8 +339,8 @@ class State:
     def examine_all(self) -> dict[str, CorruptStoreError]:
         """Examine what opening left of any table; return the errors of damaged ones."""
         found: dict[str, CorruptStoreError] = {}
-        for name, table in self.tables.items():
-            if not table._generation.examined:
+        for name, on in self.backings.items():
+            if not on.generation.examined:
                 try:
                     self.examine(name)
                 except CorruptStoreError as error:
@@ -375,9 +378,9 @@ class State:
         return Payloads({name: Payload(self.directory, info) for name, info in infos})
 
     @property
-    def own_tables(self) -> Mapping[str, Table]:
+    def own_tables(self) -> Mapping[str, Backing]:
         """The tables whose deltas are in files of this directory, where they are folded."""
-        return self.tables
+        return self.backings
 
     # -- what all ranks do that write the store; here there is one
 
@@ -507,7 +510,7 @@ class State:
         """
         try:
             self.spaces.vacate(names)
-            call_each(*(self.tables[name]._close for name in names if name in self.tables))
+            call_each(*(self.backings[name].close for name in names if name in self.tables))
             with contextlib.closing(Opening(self.manifest)) as opening:
                 for name in names:
                     opening.new[name] = self._opener.open(
@@ -519,6 +522,12 @@ class State:
                 f"version {self.manifest.version} is committed, but a table could not "
                 f"be opened in its new shape ({error}); open the store again"
             ) from error
+
+    def keep_tables(self, before: State) -> None:
+        """Have the tables of another state of the store show the files of this one."""
+        for name in self.tables.keys() & before.tables.keys():
+            self.backings[name] = before.backings[name].moved_to(self.backings[name])
+            self.tables[name] = before.tables[name]
 
     # -- another manifest
 
@@ -594,11 +603,11 @@ class State:
                 if name in self.tables:
                     self.spaces.drop(name)
             for name in difference.changed:
-                info, table = manifest.tables[name], self.tables.get(name)
-                if table is None:
+                info, on = manifest.tables[name], self.backings.get(name)
+                if on is None:
                     continue  # it is to be opened yet
-                if info.generation == table._generation.info.generation:
-                    table._generation.committed(info)
+                if info.generation == on.generation.info.generation:
+                    on.generation.committed(info)
         except (TierStoreError, OSError, MemoryError) as error:
             raise CommitFailedError(
                 f"version {manifest.version} is committed, but it could not be opened ({error}); "
@@ -638,10 +647,10 @@ class State:
             self.spaces.drop(name)
         self.damaged = {}
         others = set(manifest.tables)
-        for name, table in self.tables.items():
+        for name, on in self.backings.items():
             info = manifest.tables[name]
-            if table._generation.info == info:
-                table._generation.committed(info)
+            if on.generation.info == info:
+                on.generation.committed(info)
                 others.remove(name)
         self.manifest = manifest
         self.reopen(sorted(others), renamed=RESTORED)
@@ -842,23 +851,23 @@ class State:
         """Drop everything written since the last commit."""
         self.prefetcher.wait_for_advice()
         self.spaces.end_epochs(ROLLED_BACK)
-        for table in self.tables.values():  # first: who takes new epochs finds no other keys
-            table._generation.drop_new_keys()
+        for on in self.backings.values():  # first: who takes new epochs finds no other keys
+            on.generation.drop_new_keys()
         self.spaces.discard()
         for name in self.touched.scalars.keys() & self.tables.keys():
-            self.tables[name]._reset_scalars()
+            self.backings[name].reset_scalars()
         for name in list(self.touched.keys):
             self.drop_coming_keys(name)
 
     def drop_coming_keys(self, name: str) -> None:
         """Remove the keys that the next commit would add to a table."""
-        info, table = self.touched.keys.pop(name, None), self.tables.get(name)
-        if table is not None:
-            table._forget_keys()
-        if table is not None and info is not None:
+        info, on = self.touched.keys.pop(name, None), self.backings.get(name)
+        if on is not None:
+            on.forget_keys()
+        if on is not None and info is not None:
             with (
                 contextlib.suppress(TierStoreError, OSError),  # the next writer removes them
-                table._generation.directory.use() as directory,
+                on.generation.directory.use() as directory,
             ):
                 remove_keys(directory, info)
 
@@ -875,7 +884,7 @@ class State:
             self.door.close,
             self.prefetcher.wait_for_advice,
             self.spaces.close,
-            *(table._close for table in reversed(self.tables.values())),
+            *(on.close for on in reversed(self.backings.values())),
             self._behind.close,
             *(held.close for held in reversed((*self.locks, *self._held.values()))),
             self.directory.close,

@@ -101,7 +101,7 @@ class Store(SchemaChanges):
             raise UnknownNameError(
                 f"no table {name!r} in {self.path}; there are: {known}"
             ) from None
-        if not table._generation.examined:
+        if not self._state.backings[name].generation.examined:
             self._state.examine(name)
         return table
 
@@ -789,9 +789,7 @@ class Store(SchemaChanges):
             self._options, version=manifest.version, mark=manifest.mark, within=None
         )
         state = State(options, self)
-        for name, table in old.tables.items():
-            if name in state.tables:
-                state.tables[name] = table._moved_to(state.tables[name])
+        state.keep_tables(old)
         self._state, self._door, self._folder = state, state.door, Folder(state)
         closing.watch(self, str(options.path), state.locks)
 

@@ -24,8 +24,9 @@ from tierstore._store.options import Options
 from tierstore._store.partitions import PartitionReaders
 from tierstore._store.payload import Payload
 from tierstore._store.versions import History
+from tierstore._table.backing import Backing
 from tierstore._table.home import Home, Touched
-from tierstore._table.keyed import KeyedTable
+from tierstore._table.keyed import table_on
 from tierstore._table.table import Table
 from tierstore._tiers.base import GONE, REFRESHED, REMOVED, REPLACED, Renewed
 from tierstore._tiers.space import Space
@@ -111,7 +112,7 @@ class Opener:
     def open_all(
         self,
         opening: Opening,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, Backing],
         *,
         next_seq: Callable[[], int] | None,
         floor: int,
@@ -128,13 +129,13 @@ class Opener:
         for name, info in manifest.tables.items():
             table = tables.get(name)
             try:
-                shown = None if table is None else table._generation.info
+                shown = None if table is None else table.generation.info
                 if manifest.partitions:
                     opening.new[name] = self.open(manifest, name, next_seq, floor)
-                elif table is not None and shown is info and table._space.gpu is None:
+                elif table is not None and shown is info and table.space.gpu is None:
                     opening.same.append(name)
-                elif table is not None and table._can_follow(info):
-                    opening.later[name] = table._generation.later(info, manifest.floor)
+                elif table is not None and table.can_follow(info):
+                    opening.later[name] = table.generation.later(info, manifest.floor)
                 else:
                     opening.new[name] = self.open(
                         manifest, name, next_seq, floor, examined=examined
@@ -264,9 +265,15 @@ class Spaces:
         open: the spaces, in placement order.
     """
 
-    def __init__(self, tables: dict[str, Table], options: Options) -> None:
-        """Set up without placing; placed tables are added to `tables` of the store."""
+    def __init__(
+        self, tables: dict[str, Table], backings: dict[str, Backing], options: Options
+    ) -> None:
+        """Set up without placing.
+
+        Placed tables are added to `tables` of the store, and what they stand on to `backings`.
+        """
         self._tables = tables
+        self._backings = backings
         self._placement = options.placement()
         self.open: dict[Space, None] = {}
         self._of: dict[str, Space] = {}
@@ -280,7 +287,7 @@ class Spaces:
 
     def place(
         self,
-        owner: Home,
+        home: Home,
         new: Mapping[str, Generation],
         specs: Mapping[str, TableSpec],
         *,
@@ -295,10 +302,10 @@ class Spaces:
         """
         coming = dict(new)
         try:
-            if not coming and self._tables.keys() == self._of.keys():
+            if not coming and self._backings.keys() == self._of.keys():
                 return
             self.vacate(coming)
-            known = {name: table._generation for name, table in self._tables.items()} | coming
+            known = {name: each.generation for name, each in self._backings.items()} | coming
             # All are planned before the first takes memory.
             for part in self._placement.plan({name: specs[name] for name in known}):
                 if self._stands(part.tables):
@@ -310,14 +317,15 @@ class Spaces:
                 for extent in space.extents:
                     self._of[extent.table] = space
                     name, generation = extent.table, coming.pop(extent.table, None)
-                    kind = Table if known[name].info.spec.keys is None else KeyedTable
+                    on = self._backings.get(name)
                     if generation is None:
-                        self._tables[name]._move(space, extent)
-                    elif type(self._tables.get(name)) is kind:
-                        why = "" if name in kept else renamed
-                        self._tables[name]._attach(generation, space, extent, why)
+                        self._backings[name].move(space, extent)
+                    elif on is not None and on.suits(generation.info.spec):
+                        on.attach(generation, space, extent, "" if name in kept else renamed)
                     else:
-                        self._tables[name] = kind(owner, name, generation, space, extent)
+                        self._tables[name], self._backings[name] = table_on(
+                            home, name, generation, space, extent
+                        )
         except BaseException:
             for generation in coming.values():
                 generation.close()
@@ -326,9 +334,7 @@ class Spaces:
     def information(self) -> tuple[dict[str, TableInformation], tuple[SpaceInformation, ...]]:
         """Describe the tables, by name, and those that share tiers together."""
         tiers = {space: space.information() for space in self.open}
-        known = {
-            name: table._information(tiers[table._space]) for name, table in self._tables.items()
-        }
+        known = {name: on.information(tiers[on.space]) for name, on in self._backings.items()}
         spaces = [[known[extent.table] for extent in space.extents] for space in tiers]
         return known, tuple(map(SpaceInformation.of, spaces))
 
@@ -339,26 +345,26 @@ class Spaces:
         return space is not None and {extent.table for extent in space.extents} == names
 
     def grow(
-        self, owner: Home, name: str, rows: int, specs: Callable[[], Mapping[str, TableSpec]]
+        self, home: Home, name: str, rows: int, specs: Callable[[], Mapping[str, TableSpec]]
     ) -> None:
         """Add rows to a table; its uncommitted rows stay.
 
         Its leases and cached rows stay too, but where it has a GPU tier. `specs` returns those of
         all tables of the store then.
         """
-        table, space = self._tables[name], self._of[name]
+        on, space = self._backings[name], self._of[name]
         if space.can_grow:
-            table._disk.grow(rows)
+            on.disk.grow(rows)
             space.grow(rows)
-            table._move(space, table._extent)
+            on.move(space, on.extent)
             return
         space.flush()
-        table._disk.grow(rows)
+        on.disk.grow(rows)
         self.vacate([name])
-        self.place(owner, {}, specs())
+        self.place(home, {}, specs())
 
     def end_leases(
-        self, owner: Home, name: str, specs: Callable[[], Mapping[str, TableSpec]]
+        self, home: Home, name: str, specs: Callable[[], Mapping[str, TableSpec]]
     ) -> None:
         """End the leases of a table and those that it shares tiers with, before its rows move.
 
@@ -369,12 +375,12 @@ class Spaces:
             space.end_leases(REMOVED, [name])
             return
         self.flush_and_vacate(name, REMOVED)
-        self.place(owner, {}, specs())
+        self.place(home, {}, specs())
 
     def flush_and_vacate(self, name: str, renamed: str) -> None:
         """Close the tiers of a table after writing all their changes; its rows get new meanings."""
         self._of[name].flush()
-        self._tables[name]._extent.epoch.end(renamed, names=True)
+        self._backings[name].extent.epoch.end(renamed, names=True)
         self.vacate([name])
 
     def vacate(self, names: Iterable[str]) -> None:
@@ -391,11 +397,12 @@ class Spaces:
 
     def drop(self, name: str) -> None:
         """Close a table that was removed from the store, and end its leases."""
-        table = self._tables.pop(name)
-        table._extent.epoch.ended = GONE  # whatever has ended it before
-        table._extent.epoch.end(GONE, names=True)
+        on = self._backings.pop(name)
+        del self._tables[name]
+        on.extent.epoch.ended = GONE  # whatever has ended it before
+        on.extent.epoch.end(GONE, names=True)
         self.vacate([name])
-        table._close()
+        on.close()
 
     def read_ahead(self, later: Mapping[str, Later]) -> dict[Space, Renewed]:
         """Read the new values of records in memory before tables switch; nothing changes yet.
@@ -414,7 +421,7 @@ class Spaces:
                 part = slice(*np.searchsorted(rows, [extent.start, extent.start + extent.rows]))
                 if part.start < part.stop:
                     with contextlib.suppress(TierStoreError, OSError):
-                        known[part] = self._tables[extent.table]._disk.read_ahead(
+                        known[part] = self._backings[extent.table].disk.read_ahead(
                             later[extent.table].deltas, extent.own(rows[part]), records[part]
                         )
             if not known.all():
@@ -431,7 +438,7 @@ class Spaces:
         for space in self.open:  # before the first key or row is another
             space.end_epochs(REFRESHED, renamed=keyed)
         for name, each in later.items():
-            self._tables[name]._follow(each)
+            self._backings[name].follow(each)
         for space in self.open:  # those of a table that was dropped went, with all in them
             space.forget(renewed.get(space))
 

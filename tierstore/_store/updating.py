@@ -26,7 +26,7 @@ from tierstore._store.patching import Source, keys_of
 from tierstore._store.payload import Encoded
 from tierstore._store.state import State
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Table, read_records, write_records
+from tierstore._table.table import Table, files_of, read_records, write_records
 from tierstore.errors import InvalidInputError, VersionError
 
 _BLOCK_BYTES = 4 << 20
@@ -222,9 +222,9 @@ def _is_alike(old: Table, new: Table, base: Table | None) -> bool:
 
 def _continues(new: KeyedTable, base: Table | None) -> bool:
     """Whether the manifests say that keys were added since a version, and none removed."""
-    if not isinstance(base, KeyedTable) or not base._generation.moves_rows:
+    if not isinstance(base, KeyedTable) or not files_of(base).moves_rows:
         return False  # in partitions, rows have other numbers in each version
-    return new._generation.continues_keys_of(base._generation)
+    return files_of(new).continues_keys_of(files_of(base))
 
 
 def _begins_with_keys_of(new: KeyedTable, old: KeyedTable) -> bool:
@@ -238,7 +238,7 @@ def _begins_with_keys_of(new: KeyedTable, old: KeyedTable) -> bool:
 
 def _stored_keys(table: KeyedTable, rows: Rows) -> dict[str, bytes]:
     """Return the keys of rows as files have them, by ending."""
-    parts = table._generation.key_map.parts_of(rows)
+    parts = files_of(table).key_map.parts_of(rows)
     return {ending: part.tobytes() for ending, part in parts.items()}
 
 
@@ -338,6 +338,6 @@ def _add_keys(own: KeyedTable, new: KeyedTable) -> int:
     """Add the keys that the copy lacks, with their rows."""
     first = own.rows
     for rows in _blocks(new, first, new.rows):
-        own._add(own._asked(new.keys_of(rows))[0])
+        own.get_or_add(new.keys_of(rows))
         write_records(own, rows, read_records(new, rows))
     return new.rows - first

@@ -280,7 +280,7 @@ def verify_open(state: State, sample: int | None, progress: Progress | None) -> 
     return verify_store(
         state.directory,
         Survey(state.identity.uuid, history, history.versions(), history.damaged()),
-        opened={name: table._generation for name, table in state.tables.items()},
+        opened={name: on.generation for name, on in state.backings.items()},
         manifest=state.manifest,
         payload=state.payload,
         sample=sample,

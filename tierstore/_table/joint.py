@@ -12,7 +12,6 @@ them; all other methods of a joint table take rows that it returned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from itertools import compress
 from operator import attrgetter
@@ -24,9 +23,10 @@ import numpy.typing as npt
 from tierstore._door import INTERNAL, internal_error
 from tierstore._table.access import Access, Lease
 from tierstore._table.address import on_host
+from tierstore._table.backing import Backing, access_to
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.home import Home
-from tierstore._table.table import Table, access_to, extent_of, in_present_tiers, shape_of
+from tierstore._table.table import Table, extent_of, in_present_tiers, shape_of
 from tierstore._table.trace import Recording
 from tierstore._tiers.base import Epoch, Rows
 from tierstore._tiers.gpu.link import FeatureIds
@@ -83,15 +83,15 @@ class Location:
 
     def __init__(self, tables: Sequence[Table]) -> None:
         """Look the tables up. Raises InvalidInputError if they no longer share a space."""
-        first = tables[0]
-        space: Space = first._space
+        first = tables[0]._backing
+        space: Space = first.space
         if space.whole is not None:
             raise InvalidInputError(
                 f"table {first.name!r} is open with gpu_whole, and a collection takes whole records"
             )
-        records = shape_of(first)
+        records = shape_of(tables[0])
         for table in tables:
-            if table._space is not space or shape_of(table) != records:
+            if table._backing.space is not space or shape_of(table) != records:
                 raise InvalidInputError(
                     f"tables {first.name!r} and {table.name!r} no longer share tiers, or their "
                     "records differ by now: make the collection anew"
@@ -102,7 +102,7 @@ class Location:
         self.starts: Rows = np.array([extent_of(table).start for table in tables], np.int64)
         self.rows: Rows = np.array([table.rows for table in tables], np.int64)
         self.access: Access = access_to(
-            space, WholeSpace(space, _listed(tables)), first._layout, first._owner
+            space, WholeSpace(space, _listed(tables)), first.layout, first.home
         )
         self._on_device = self.access if isinstance(self.access, DeviceAccess) else None
         self._device_type = "" if self._on_device is None else self._on_device.torch_device.type
@@ -266,6 +266,53 @@ class Location:
         return rows - self._sorted[2][self.tables_of(rows)]
 
 
+class Joined(Backing):
+    """What tables stand on that are looked up as one; see `JointTable`.
+
+    Attributes:
+        tables: in the order of their numbers.
+        present: where they are, or were before other tables came, grew or changed.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        """Look the tables up; raises as `Location` does."""
+        self.tables: tuple[Table, ...] = tuple(tables)
+        self.name = _listed(tables)
+        self.on_host = None
+        self._locate()
+
+    def _locate(self) -> None:
+        self.present, first = Location(self.tables), self.tables[0]._backing
+        self.space, self.layout, self.spans = first.space, first.layout, first.spans
+
+    @property
+    def location(self) -> Location:
+        """Where the tables are now; raises InvalidInputError if they were separated."""
+        now = self.present
+        if now.space.closed or now.space.nearest.rows != now.space_rows:
+            self._locate()
+        return self.present
+
+    @property
+    def access(self) -> Access:  # type: ignore[override]
+        """Access to all of their rows."""
+        now = self.present  # as `location` does, whose call counts in a step
+        if now.space.closed or now.space.nearest.rows != now.space_rows:
+            self._locate()
+        return self.present.access
+
+    @property
+    def home(self) -> Home:  # type: ignore[override]
+        """The home of the tables."""
+        return self.tables[0]._backing.home
+
+    @property
+    def recording(self) -> Recording | None:  # type: ignore[override]
+        """A recording of any of the tables."""
+        # In C for each table: a step asks.
+        return next(filter(None, map(attrgetter("_backing.recording"), self.tables)), None)
+
+
 class JointTable(Table):
     """Tables of one space and one layout as one: a table over all rows of the space.
 
@@ -277,6 +324,8 @@ class JointTable(Table):
         name: their name in messages.
     """
 
+    _backing: Joined
+
     def __init__(self, tables: Sequence[Table]) -> None:
         """Join tables that are `alike`; raises InvalidInputError for a table by key."""
         for table in tables:
@@ -285,36 +334,13 @@ class JointTable(Table):
                     f"table {table.name!r} is by key, and tables that are looked up as one go by "
                     "row: join its by_row"
                 )
-        self.tables: tuple[Table, ...] = tuple(tables)
-        self.name: str = _listed(tables)
-        self._on_host = None
-        self._locate()
-
-    def _locate(self) -> None:
-        self._location, first = Location(self.tables), self.tables[0]
-        self._space, self._layout, self._spans = first._space, first._layout, first._spans
+        super().__init__(Joined(tables))
+        self.tables: tuple[Table, ...] = self._backing.tables
 
     @property
     def location(self) -> Location:
         """Where the tables are now; raises InvalidInputError if they were separated."""
-        now = self._location
-        if now.space.closed or now.space.nearest.rows != now.space_rows:
-            self._locate()
-        return self._location
-
-    @property
-    def _access(self) -> Access:  # type: ignore[override]
-        now = self._location  # as `location` does, whose call counts in a step
-        if now.space.closed or now.space.nearest.rows != now.space_rows:
-            self._locate()
-        return self._location.access
-
-    def _together(self) -> AbstractContextManager[Any]:
-        return self.location.access.together()  # without `_access`, whose call counts in a step
-
-    @property
-    def _owner(self) -> Home:  # type: ignore[override]
-        return self.tables[0]._owner
+        return self._backing.location
 
     @property
     def spec(self) -> TableSpec:
@@ -371,8 +397,8 @@ class JointTable(Table):
     @in_present_tiers
     def lease_features(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Lease:
         """Lease ids instead of rows; raises as `in_space` does."""
-        location = self._location  # the present one: `in_present_tiers` has just looked
-        if not location.has(ids) or (Table.any_recorded and self._recording):
+        location = self._backing.present  # the present one: `in_present_tiers` has just looked
+        if not location.has(ids) or (Table.any_recorded and self._backing.recording):
             return self.lease(location.in_space(ids, features, lengths))
         try:
             return location.lease(ids, features, lengths)
@@ -387,26 +413,20 @@ class JointTable(Table):
 
         Raises as `in_space` does.
         """
-        location = self._location
-        if not location.has(ids) or (Table.any_recorded and self._recording):
+        location = self._backing.present
+        if not location.has(ids) or (Table.any_recorded and self._backing.recording):
             return self._lease_and_read(location.in_space(ids, features, lengths), field)
         try:
             return location.lease_and_read(ids, features, lengths, field)
         except INTERNAL as error:
             raise internal_error(error) from error
 
-    @property
-    def _recording(self) -> Recording | None:  # type: ignore[override]
-        """A recording of any of the tables."""
-        # In C for each table: a step asks.
-        return next(filter(None, map(attrgetter("_recording"), self.tables)), None)
-
     def _record(self, rows: Rows) -> None:
         """Add a batch to the recordings of its tables, each with its own ids."""
         location = self.location
         for table, start, count in zip(self.tables, location.starts, location.rows, strict=True):
             own = rows - start
-            if table._recording is not None and ((own >= 0) & (own < count)).any():
+            if table._backing.recording is not None and ((own >= 0) & (own < count)).any():
                 table._record(own)
 
     def __reduce__(self) -> Any:

@@ -21,6 +21,7 @@ from tierstore._progress import Progress, Shown, shown
 from tierstore._table import expiry, merging
 from tierstore._table.access import Lease
 from tierstore._table.address import Ids, as_dense, as_written, host_ids, is_cupy, is_torch, on_host
+from tierstore._table.backing import Backing
 from tierstore._table.gpu import DeviceAccess
 from tierstore._table.home import KeyedHome
 from tierstore._table.missing import Missing, check_fits, checked
@@ -140,13 +141,46 @@ class SettledKeys(RowKeys):
             )
 
 
+class KeyedBacking(Backing):
+    """What a table by key stands on."""
+
+    by_key = True
+    home: KeyedHome
+
+    def attach(
+        self, generation: Generation, space: Space, extent: Extent, renamed: str = ""
+    ) -> None:
+        """Use these files from now on, and the map of keys on the device."""
+        super().attach(generation, space, extent, renamed)
+        if space.gpu is not None and self.spec.keys == "int64":
+            with space.on_device():  # now: a budget beyond the device's memory fails at once
+                space.gpu.keys(self.name, self.spec.rows)
+        generation.fill_ahead()
+
+    @property
+    def rows(self) -> int:
+        """Number of keys that have a row."""
+        return self.generation.keys_in_use
+
+    def information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
+        """Return the table's part of `store.info()`, with its keys."""
+        before = self.home.keys_before(self.name)
+        return dataclasses.replace(
+            super().information(tiers),
+            # Known also without keys, and where partitions have their files.
+            keys="int64" if self.spec.keys == "int64" else "str",
+            capacity=self.spec.rows,
+            added=None if before is None else self.rows - before,
+        )
+
+
 class RowsByNumber(Table):
     """The rows of a table by key, by their numbers."""
 
     @property
     def spec(self) -> TableSpec:
         """The spec of the table, with the rows that it has grown to."""
-        return self._generation.spec
+        return self._backing.generation.spec
 
 
 class ByKey:
@@ -201,22 +235,14 @@ class KeyedTable(ByKey, RowsByNumber):
     (2, 1000)
     """
 
+    _backing: KeyedBacking
     _lacked = True
     """Whether the device's map lacked keys of the last batch; true before the first."""
-
-    def _attach(
-        self, generation: Generation, space: Space, extent: Extent, renamed: str = ""
-    ) -> None:
-        super()._attach(generation, space, extent, renamed)
-        if space.gpu is not None and self.spec.keys == "int64":
-            with space.on_device():  # now: a budget beyond the device's memory fails at once
-                space.gpu.keys(self.name, self.capacity)
-        generation.fill_ahead()
 
     @property
     def rows(self) -> int:
         """Number of keys that have a row."""
-        return self._generation.keys_in_use
+        return self._backing.rows
 
     @property
     def capacity(self) -> int:
@@ -227,26 +253,16 @@ class KeyedTable(ByKey, RowsByNumber):
     def by_row(self) -> Table:
         """The same table by row numbers; those from `rows` on belong to no key yet."""
         if "_by_row" not in self.__dict__:
-            view = RowsByNumber.__new__(RowsByNumber)
-            view.__dict__ = self.__dict__
-            self._by_row = view
+            self._by_row = RowsByNumber(self._backing)
         return self._by_row
 
     @property
     def _map(self) -> KeyMap:
-        self._owner.door.check()  # before waiting for a thread that a forked child lacks
-        keys = self._generation.key_map
+        self._backing.home.door.check()  # before waiting for a thread that a forked child lacks
+        keys = self._backing.generation.key_map
         if keys.half_removed:
             keys.check_whole()
         return keys
-
-    def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
-        before = cast(KeyedHome, self._owner).keys_before(self.name)
-        added = None if before is None else self.rows - before
-        found = super()._information(tiers)
-        # Known also without keys, and where partitions have their files.
-        kind = "int64" if self.spec.keys == "int64" else "str"
-        return dataclasses.replace(found, keys=kind, capacity=self.capacity, added=added)
 
     # -- keys and rows
 
@@ -360,7 +376,7 @@ class KeyedTable(ByKey, RowsByNumber):
     @property
     def _commits(self) -> int:
         """How many versions the history of the table has."""
-        return cast(KeyedHome, self._owner).commits
+        return self._backing.home.commits
 
     # -- reading and writing
 
@@ -408,14 +424,14 @@ class KeyedTable(ByKey, RowsByNumber):
         self, missing: object, field: str | list[str] | tuple[str, ...] | None, *, raw: bool = False
     ) -> Missing:
         """Check what a read of some fields is to do about keys without a row."""
-        owner = cast(KeyedHome, self._owner)
+        owner = self._backing.home
         chosen = owner.missing
         if missing is not None:
             chosen = checked(missing, writable=owner.door.writable)
         if isinstance(chosen, float):
             names = field if isinstance(field, (list, tuple)) else [field]
             named = map(self._named, names)
-            check_fits(chosen, [(name, self._spans[name][0]) for name in named], raw=raw)
+            check_fits(chosen, [(name, self._backing.spans[name][0]) for name in named], raw=raw)
         return chosen
 
     def _fill(
@@ -441,7 +457,7 @@ class KeyedTable(ByKey, RowsByNumber):
         self, asked: Asked, names: tuple[str, ...], kind: str, *, raw: bool = False
     ) -> dict[str, Any]:
         """Return the first rows of keys, an array `(n, dim)` of each field."""
-        columns, count = self._access.columns[names], asked.codes.size
+        columns, count = self._backing.access.columns[names], asked.codes.size
         records = first_records(self.spec, asked.codes, list(names))
         ids = Ids(np.arange(count), (count,), kind)
         return columns.values(records[:, columns.lo : columns.hi], ids, raw=raw)
@@ -451,7 +467,7 @@ class KeyedTable(ByKey, RowsByNumber):
         if kind == "cupy":
             import cupy
 
-            access = self._access
+            access = self._backing.access
             with access.using() if isinstance(access, DeviceAccess) else nullcontext():
                 if not is_torch(rows):
                     return cupy.asarray(rows)
@@ -477,18 +493,18 @@ class KeyedTable(ByKey, RowsByNumber):
 
     def _there(self, keys: Any) -> Ids | None:
         """Return a batch of keys on the device; None if they are to be looked up on the host."""
-        if self.spec.keys != "int64" or not isinstance(self._access, DeviceAccess):
+        if self.spec.keys != "int64" or not isinstance(self._backing.access, DeviceAccess):
             return None
         if is_cupy(keys) and keys.dtype.kind in "iu" and "torch" in sys.modules:
             import torch
 
-            with self._access.using():
+            with self._backing.access.using():
                 bits = torch.from_dlpack(keys.astype(np.int64).ravel())
-            if bits.device == self._access.torch_device:
+            if bits.device == self._backing.access.torch_device:
                 return Ids(bits, keys.shape, "cupy")
         if is_torch(keys):
             kind = str(keys.dtype).removeprefix("torch.")
-            if keys.device.type == self._access.torch_device.type and "int" in kind:
+            if keys.device.type == self._backing.access.torch_device.type and "int" in kind:
                 import torch
 
                 flat = as_dense(keys, "the keys").detach().reshape(-1)
@@ -525,9 +541,9 @@ class KeyedTable(ByKey, RowsByNumber):
     @contextmanager
     def _keys_there(self) -> Iterator[tuple[DeviceKeys, int]]:
         """Use the device's map of keys, in a stream; clear it first if its rows have changed."""
-        access = cast(DeviceAccess, self._access)
+        access = cast(DeviceAccess, self._backing.access)
         with access.using():  # in which no key gets another row
-            stream, names = access.stream("torch"), self._extent.epoch.names
+            stream, names = access.stream("torch"), self._backing.extent.epoch.names
             known = access.gpu.keys(self.name, self.capacity)
             if known.source != names:
                 known.clear(stream)
@@ -547,7 +563,7 @@ class KeyedTable(ByKey, RowsByNumber):
         missing = np.flatnonzero(found < 0)
         if not missing.size:
             return found
-        with self._owner.door.use(write=True), self._map.lock:
+        with self._backing.home.door.use(write=True), self._map.lock:
             before = len(self._map)
             found[missing] = self._map.add(asked.take(missing))
             try:
@@ -566,8 +582,8 @@ class KeyedTable(ByKey, RowsByNumber):
             block = rows[start : start + _BLOCK_ROWS]
             records = first_records(self.spec, self._map.codes_of(block))
             values = {
-                name: item.element.decode(self._layout.view(records, name))
-                for name, item in self._layout.fields
+                name: item.element.decode(self._backing.layout.view(records, name))
+                for name, item in self._backing.layout.fields
             }
             self.by_row.write(block, values)
 
@@ -578,10 +594,10 @@ class KeyedTable(ByKey, RowsByNumber):
                 f"table {self.name!r} holds {self.capacity} keys, and these would be {keys}: "
                 f"commit, then store.grow({self.name!r}, rows)"
             )
-        parts = _GROWTH if self._space.can_grow else 1  # else its tiers are rebuilt
+        parts = _GROWTH if self._backing.space.can_grow else 1  # else its tiers are rebuilt
         more = max(self.capacity // parts, EXTENT_ROWS)
         spec = self.spec.with_rows(max(keys, self.capacity + more))
-        cast(KeyedHome, self._owner).grow_rows(self.name, spec.rows)
+        self._backing.home.grow_rows(self.name, spec.rows)
 
     def _known_or_first(
         self, keys: object, field: str, *, train: bool
@@ -673,7 +689,7 @@ class KeyedTable(ByKey, RowsByNumber):
 
     def _note_uses(self, rows: Any) -> None:
         """Count a use of each row if the table tracks uses, in `_still`; -1 means no row."""
-        if not (self.spec.track_uses and self._owner.door.writable):
+        if not (self.spec.track_uses and self._backing.home.door.writable):
             return
         used = rows.unique() if is_torch(rows) else np.unique(rows)
         used = used[used >= 0]
@@ -704,7 +720,7 @@ class KeyedTable(ByKey, RowsByNumber):
 
     def _removed(self, asked: Asked) -> int:
         """Remove checked keys; return how many had a row."""
-        with self._owner.door.use(write=True), self._map.lock:
+        with self._backing.home.door.use(write=True), self._map.lock:
             rows = np.unique(self._map.find(asked))
             rows = rows[rows >= 0]
             if rows.size:
@@ -753,7 +769,7 @@ class KeyedTable(ByKey, RowsByNumber):
         return expiry.Blocks(self.name, self._expired(conditions))
 
     def _check_tracked(self) -> None:
-        self._owner.door.check(write=True)
+        self._backing.home.door.check(write=True)
         if not self.spec.track_uses:
             raise InvalidInputError(
                 f"table {self.name!r} keeps no uses: make it with TableSpec(track_uses=True)"
@@ -770,7 +786,7 @@ class KeyedTable(ByKey, RowsByNumber):
         return np.concatenate([np.empty((0, 2)), *self.scan(USES)])
 
     def _expired(self, conditions: dict[str, int | None]) -> Iterator[expiry.Block]:
-        epoch = self._extent.epoch
+        epoch = self._backing.extent.epoch
         uses = self._all_uses()
         rows = expiry.expired(uses, self._commits, **conditions)
         for start in range(0, rows.size, _BLOCK_ROWS):
@@ -778,7 +794,7 @@ class KeyedTable(ByKey, RowsByNumber):
             epoch.check_open()
             yield self.keys_of(part), self.by_row.read(part, list(self.fields), cache=False)
         if rows.size:
-            with self._owner.door.use(write=True), self._map.lock:
+            with self._backing.home.door.use(write=True), self._map.lock:
                 epoch.check_open()  # after a rollback or another expiry the rows differ
                 self._remove(rows)
 
@@ -788,15 +804,15 @@ class KeyedTable(ByKey, RowsByNumber):
         The places of the last rows become zeros, like other rows that are written: once older
         versions are folded, no file holds what was removed.
         """
-        cast(KeyedHome, self._owner).end_leases(self.name)
-        self._owner.touched.rows.setdefault(self.name)
+        self._backing.home.end_leases(self.name)
+        self._backing.home.touched.rows.setdefault(self.name)
         keys = self._map
         count = len(keys)
         moved, to = expiry.moves(count, rows)
         order, freed = np.arange(count - rows.size), np.arange(count - rows.size, count)
-        own_rows = self._generation.moves_rows
+        own_rows = self._backing.generation.moves_rows
         order[to] = moved
-        self._generation.note_moved_keys()
+        self._backing.generation.note_moved_keys()
         begun = False
         try:
             for start in range(0, moved.size if own_rows else 0, _BLOCK_ROWS):
@@ -808,7 +824,7 @@ class KeyedTable(ByKey, RowsByNumber):
             for start in range(0, freed.size if own_rows else 0, _BLOCK_ROWS):
                 block = freed[start : start + _BLOCK_ROWS]
                 self.by_row.write(block, self._zeros(block.size))
-            self._generation.keep_keys(order)
+            self._backing.generation.keep_keys(order)
         except BaseException:
             keys.half_removed = begun
             raise
@@ -853,9 +869,9 @@ class KeyedTable(ByKey, RowsByNumber):
 
         They might remove keys, or lose a use that they count at the same time.
         """
-        if not (self.spec.track_uses and self._owner.door.writable):
+        if not (self.spec.track_uses and self._backing.home.door.writable):
             return nullcontext()
-        return self._owner.door.use(write=True)
+        return self._backing.home.door.use(write=True)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Start bringing the rows of coming keys, `ids`, into memory; see `Table.prefetch`."""
@@ -881,6 +897,22 @@ class KeyedTable(ByKey, RowsByNumber):
             f"table {self.name!r} is not iterated over: table.scan() yields blocks of rows, "
             "table.keys has their keys"
         )
+
+
+def table_on(
+    home: Any, name: str, generation: Generation, space: Space, extent: Extent
+) -> tuple[Table, Backing]:
+    """Return a table of the kind that its spec says, over files, and what it stands on."""
+    if generation.info.spec.keys is None:
+        on = Backing(home, name, generation, space, extent)
+        return Table(on), on
+    keyed = KeyedBacking(home, name, generation, space, extent)
+    return KeyedTable(keyed), keyed
+
+
+def codes_of(table: KeyedTable, rows: Rows) -> npt.NDArray[np.uint64]:
+    """Return the codes of the keys of rows, by which their first values and partitions go."""
+    return table._map.codes_of(rows)
 
 
 # -- what ranks that share a table ask of their shards

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tierstore._disk.generation import Generation
 from tierstore._disk.keys import Keys
-from tierstore._disk.manifest import KeysInfo
 from tierstore._table.address import on_host
-from tierstore._table.home import Home, StoreOfTable
+from tierstore._table.backing import Backing
+from tierstore._table.home import StoreOfTable
 from tierstore.errors import InvalidInputError
 
 
@@ -19,35 +18,24 @@ class NamedRows:
     """The part of a table by id for the keys that `Store.set_keys` gave its rows."""
 
     name: str
-    _owner: Home
-    _generation: Generation
-    _keys: tuple[Generation, KeysInfo | None, Keys | None] | None
-    """The opened keys, and their source: another thread may refresh the store meanwhile."""
+    _backing: Backing
 
     @property
     def store(self) -> StoreOfTable:
         """The `Store` of the table; raises InvalidInputError for one in memory or in a file."""
-        if self._owner.store is None:
+        store = self._backing.home.store
+        if store is None:
             raise InvalidInputError(
                 f"table {self.name!r} has no store: it lives in memory alone, or in another "
                 "program's file; tierstore.create makes a store, whose tables can be committed, "
                 "grown and found again"
             )
-        return self._owner.store
+        return store
 
     @property
     def keys(self) -> Keys | None:
         """The external keys of the rows, as `keys[5]` or `keys[array_of_ids]`, or None."""
-        generation = self._generation
-        info = self._owner.touched.keys.get(self.name, generation.info.keys)
-        held = self._keys
-        if held is None or held[0] is not generation or held[1] != info:
-            held = self._keys = generation, info, generation.keys(info)
-        return held[2]
-
-    def _forget_keys(self) -> None:
-        """Open the keys again at their next use: they have changed."""
-        self._keys = None
+        return self._backing.keys
 
     def _own_keys(self) -> Keys:
         own = self.keys  # once: another thread may refresh the store meanwhile

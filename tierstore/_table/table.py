@@ -27,27 +27,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _html
-from tierstore._disk.generation import Generation, Later
-from tierstore._disk.manifest import TableInfo
-from tierstore._door import INTERNAL, internal_error, internal_errors
+from tierstore._disk.generation import Generation
+from tierstore._door import INTERNAL, Door, internal_error, internal_errors
 from tierstore._dtypes import DTypeName, check_unmasked
 from tierstore._progress import Shown, report_nothing, shown
-from tierstore._strictjson import json_values
 from tierstore._table.access import Access, Lease
 from tierstore._table.address import Ids, as_dense, as_written, is_torch, on_host, rows_to_warm
-from tierstore._table.gpu import DeviceAccess
+from tierstore._table.backing import Backing
 from tierstore._table.home import Home
-from tierstore._table.host import HostAccess
 from tierstore._table.named import NamedRows
-from tierstore._table.split import SplitAccess
 from tierstore._table.topk import Best, excluded_pairs
 from tierstore._table.trace import Recording
 from tierstore._table.values import from_bytes, read_dtype, spread
-from tierstore._tiers.base import OPENED_ANEW
-from tierstore._tiers.space import Extent, Nearest, Space, WholeSpace
+from tierstore._tiers.space import Extent, Nearest
 from tierstore.errors import ClosedError, CorruptStoreError, InvalidInputError, InvalidTypeError
-from tierstore.spec import Field, RecordLayout, TableSpec
-from tierstore.stats import Counters, Occupancy, TableInformation, TierInformation, TierStats
+from tierstore.spec import Field, TableSpec
+from tierstore.stats import Counters, Occupancy, TierStats
 
 if TYPE_CHECKING:
     import torch
@@ -84,11 +79,11 @@ def in_present_tiers(
     @functools.wraps(call)
     def repeated(table: _T, /, *args: _P.args, **options: _P.kwargs) -> _R:
         while True:
-            access = table._access
+            access = table._backing.access
             try:
                 return call(table, *args, **options)
             except ClosedError:
-                if table._access is access:
+                if table._backing.access is access:
                     raise
 
     return repeated
@@ -102,71 +97,33 @@ class Table(NamedRows):
     IndexError that names the first. Tables come from a store: `store["item"]`.
     """
 
+    _backing: Backing
     any_recorded: ClassVar[bool] = False
     """Whether any table was ever recorded; else a batch on many tables need not check each."""
 
-    def __init__(
-        self, owner: Home, name: str, generation: Generation, space: Space, extent: Extent
-    ) -> None:
-        """Refer to the files of a table, and to its rows in a space."""
-        self.name = name
-        self._owner = owner
-        self._recording: Recording | None = None
-        self._scalars: dict[str, Any] = {}
-        self._extent = extent
-        self._attach(generation, space, extent)
-
-    def _attach(
-        self, generation: Generation, space: Space, extent: Extent, renamed: str = ""
-    ) -> None:
-        """Use these files from now on: the table grew, or has other fields or another version.
-
-        `renamed` is why rows may mean something else then; empty where they do not.
-        """
-        if renamed:
-            self._extent.epoch.end(renamed, names=True)
-        self._generation = generation
-        self._disk = generation.tier
-        self._layout = generation.info.spec.layout
-        self._spans = {name: (item, *self._layout.span(name)) for name, item in self._layout.fields}
-        self._forget_keys()
-        self._reset_scalars()
-        self._move(space, extent)
-
-    def _move(self, space: Space, extent: Extent) -> None:
-        """Use these tiers from now on."""
-        if extent is not self._extent:
-            extent.epoch = self._extent.epoch.next()
-        self._space = space
-        self._extent = extent
-        access = access_to(space, extent, self._layout, self._owner)
-        self._on_host = access if isinstance(access, HostAccess) else None
-        self._access = access  # last: a call of another thread reads it before fields
-
-    def _moved_to(self, other: Table) -> Table:
-        """Use the files and tiers that another table has opened; return this table."""
-        self._owner = other._owner
-        self._attach(other._generation, other._space, other._extent, OPENED_ANEW)
-        return self
+    def __init__(self, backing: Backing) -> None:
+        """Show what the home of the table has opened."""
+        self.name = backing.name
+        self._backing = backing
 
     def _together(self) -> AbstractContextManager[Any]:
         """Enter the store once for several calls of this thread; see `Access.together`."""
-        return self._access.together()
+        return self._backing.access.together()
 
     def _renamed_since(self, names: int, touched: object = None) -> str:
         """See `Epoch.renamed_since`; `touched` is for tables that are looked up as one."""
-        return self._extent.epoch.renamed_since(names)
+        return self._backing.extent.epoch.renamed_since(names)
 
     @property
     def scalars(self) -> dict[str, Any]:
         """Values that belong to the whole table; committed and rolled back with its rows."""
-        self._owner.touched.scalars[self.name] = None
-        return self._scalars
+        self._backing.home.touched.scalars[self.name] = None
+        return self._backing.scalars
 
     @property
     def spec(self) -> TableSpec:
         """The spec of the table."""
-        return self._generation.info.spec
+        return self._backing.generation.info.spec
 
     @property
     def rows(self) -> int:
@@ -181,17 +138,17 @@ class Table(NamedRows):
     @property
     def fields(self) -> dict[str, Field]:
         """The fields of a record, in order; the first is the default."""
-        return dict(self._layout.fields)
+        return dict(self._backing.layout.fields)
 
     @property
     def dim(self) -> int:
         """Elements of the first field."""
-        return self._layout.fields[0][1].dim
+        return self._backing.layout.fields[0][1].dim
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type in which NumPy reads the first field; float32 for bfloat16, see `fields`."""
-        return read_dtype(self._layout.fields[0][1])
+        return read_dtype(self._backing.layout.fields[0][1])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -243,26 +200,26 @@ class Table(NamedRows):
         return np.asarray(self).__dlpack__(**options)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._layout.fields)
+        fields = ", ".join(f"{name} {f.dim} {f.dtype}" for name, f in self._backing.layout.fields)
         return f"Table({self.name!r}, rows={self.rows}, {fields})"
 
     def _repr_html_(self) -> str:
         """Return the HTML for notebooks: the fields of a record."""
-        fields = self._layout.fields
+        fields = self._backing.layout.fields
         rows = [
             (name, f.dim, f.dtype, str(f.init) if f.init is not None else "") for name, f in fields
         ]
-        caption = f"{self.name}: {self.rows:,} rows, {self._layout.record_bytes} B each"
+        caption = f"{self.name}: {self.rows:,} rows, {self._backing.layout.record_bytes} B each"
         return _html.table(caption, ("field", "elements", "type", "first values"), rows)
 
     def _named(self, name: str | None) -> str:
         """Check a field's name, the first field's for None; raises UnknownNameError."""
         if name is None:
-            return self._layout.fields[0][0]
+            return self._backing.layout.fields[0][0]
         if not isinstance(name, str):
             raise InvalidTypeError(f"a field is a name, not {name!r}")
-        if name not in self._spans:
-            self._layout.field(name)
+        if name not in self._backing.spans:
+            self._backing.layout.field(name)
         return name
 
     @overload
@@ -370,12 +327,13 @@ class Table(NamedRows):
         and CorruptRowError rather than return damaged rows. Ids on a GPU are checked there: rows of
         bad ids read NaN, and the next call that waits raises.
         """
-        access = self._access  # before the fields; see `_attach`
+        on = self._backing
+        access = on.access  # before the fields; see `Backing.attach`
         try:
             plain = dtype is None and out is None and not raw
             if type(ids) is np.ndarray and plain and cache and not as_tensor:
-                on_host = self._on_host
-                if on_host is not None and self._recording is None and type(field) in _NAME:
+                on_host = on.on_host
+                if on_host is not None and on.recording is None and type(field) in _NAME:
                     found = on_host.read_resident(ids, field)  # type: ignore[arg-type]
                     if found is not None:
                         return found
@@ -391,7 +349,7 @@ class Table(NamedRows):
             if as_tensor:
                 batch = batch.for_tensors()
             if plain and not several:
-                item, lo, hi = self._spans[names[0]]
+                item, lo, hi = on.spans[names[0]]
                 if item.scale is None:  # in as few calls as there can be
                     return access.decoded(access.read(batch, lo, hi, admit=cache), item, batch)
             into = out
@@ -406,7 +364,7 @@ class Table(NamedRows):
         except INTERNAL as error:
             raise internal_error(error) from error
         except ClosedError:
-            if self._access is access:
+            if on.access is access:
                 raise
         return self.read(  # as `in_present_tiers`, whose call costs a tenth of reading a few rows
             ids, field, cache=cache, as_tensor=as_tensor, dtype=dtype, raw=raw, out=out
@@ -434,7 +392,7 @@ class Table(NamedRows):
         if out is None:
             raise InvalidTypeError("read_into writes to out, which is None; read() returns rows")
         try:
-            if not self._access.capture(ids, out, self._named(field)):
+            if not self._backing.access.capture(ids, out, self._named(field)):
                 self.read(ids, field, out=out)
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -447,8 +405,8 @@ class Table(NamedRows):
         `read_into`. Does nothing without a GPU.
         """
         with internal_errors():
-            self._owner.door.check()
-            self._access.adapt()
+            self._backing.home.door.check()
+            self._backing.access.adapt()
 
     @overload
     def __getitem__(
@@ -492,7 +450,7 @@ class Table(NamedRows):
         Every read sees written rows at once; they are durable after `store.commit()`. Raises
         RowIndexError, InvalidTypeError or InvalidInputError before any change.
         """
-        self._owner.door.check(write=True)
+        self._backing.home.door.check(write=True)
         if isinstance(rows, Mapping) and field is not None:
             raise InvalidInputError("give a dict of fields or field=, not both")
         try:
@@ -502,15 +460,15 @@ class Table(NamedRows):
                     "write(ids, {'weight': rows, 'age': ages})"
                 )
             given = rows if isinstance(rows, Mapping) else {self._named(field): rows}
-            access = self._access
+            on, access = self._backing, self._backing.access
             batch = self._batch(ids)
             columns = access.columns[tuple(given)] if given else None
             pieces = columns.pieces(given, batch, access.encoded, whole=True) if columns else []
             written = False
             while not written:
                 placed = self._placed(batch)
-                if placed is not batch and self._layout is access.layout:
-                    access = self._access  # the table may have grown
+                if placed is not batch and on.layout is access.layout:
+                    access = on.access  # the table may have grown
                 written = access.write(placed, pieces)
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -527,7 +485,7 @@ class Table(NamedRows):
             )
         chosen = self._sliced(ids) if isinstance(ids, slice | EllipsisType) else ids
         given = rows if isinstance(rows, Mapping) else {self._named(None): rows}
-        field = self._layout.field
+        field = self._backing.layout.field
         self.write(chosen, {n: spread(values, field(n), chosen, n) for n, values in given.items()})
 
     @in_present_tiers
@@ -537,7 +495,7 @@ class Table(NamedRows):
         Promotes the rows that are missing. Raises what `read` raises.
         """
         try:
-            access = self._access
+            access = self._backing.access
             return access.lease(self._batch(ids))
         except INTERNAL as error:
             raise internal_error(error) from error
@@ -546,23 +504,23 @@ class Table(NamedRows):
     def _lease_and_read(self, ids: object, field: str) -> tuple[Lease, Any]:
         """Lease a batch, and return one field of the row of each id, as `expand` does."""
         try:
-            access = self._access
+            access = self._backing.access
             return access.lease_and_read(self._batch(ids), field)
         except INTERNAL as error:
             raise internal_error(error) from error
 
     def _batch(self, ids: object, *, record: bool = True) -> Ids:
         """Check the ids of a batch, and add them to an open recording."""
-        batch = self._access.ids(ids)
-        if record and self._recording is not None:
+        batch = self._backing.access.ids(ids)
+        if record and self._backing.recording is not None:
             self._record(on_host(batch.rows))
         return batch
 
     def _record(self, rows: npt.NDArray[np.int64]) -> None:
         """Add a batch to the recording, or forget one that was closed: it costs waits on a GPU."""
-        recording = self._recording
-        if recording is not None and not recording.add(rows):
-            self._recording = None
+        on = self._backing
+        if on.recording is not None and not on.recording.add(rows):
+            on.recording = None
 
     def _placed(self, batch: Ids) -> Ids:
         """Return a batch for a write; a table by key gives new keys rows."""
@@ -578,13 +536,14 @@ class Table(NamedRows):
         >>> with table.record("run.trace"):
         ...     train(table)
         """
-        if self._recording is not None and not self._recording.closed:
+        on = self._backing
+        if on.recording is not None and not on.recording.closed:
             raise InvalidInputError(
-                f"table {self.name!r} is being recorded to {self._recording.path}; close that first"
+                f"table {self.name!r} is being recorded to {on.recording.path}; close that first"
             )
         Table.any_recorded = True
-        self._recording = Recording(path, self.spec.rows)  # a table by key has its capacity here
-        return self._recording
+        on.recording = Recording(path, self.spec.rows)  # a table by key has its capacity here
+        return on.recording
 
     def warm(self, ids: object = None, *, counts: Any = None, progress: Shown = None) -> int:
         """Load rows into the host tier before their use; return how many are there.
@@ -599,12 +558,12 @@ class Table(NamedRows):
         the call does nothing.
         """
         progress = shown(progress)
-        host, extent = self._space.host, self._extent
+        host, extent = self._backing.space.host, self._backing.extent
         if host is None:
             report_nothing(progress)
             return 0
         rows, keys = rows_to_warm(self.rows, host.slots, ids, counts)
-        with self._owner.door.use() as use:
+        with self._backing.home.door.use() as use:
             extent.epoch.check_open()
 
             def report(done: int, total: int) -> None:
@@ -626,8 +585,8 @@ class Table(NamedRows):
         most 62. Never changes a result, and may be dropped if too many are waiting.
         """
         with internal_errors():
-            self._owner.door.check()
-            self._access.prefetch(ids, window, self._owner.prefetcher)
+            self._backing.home.door.check()
+            self._backing.access.prefetch(ids, window, self._backing.home.prefetcher)
 
     @overload
     def scan(
@@ -691,12 +650,12 @@ class Table(NamedRows):
         if not 0 <= start <= stop <= self.rows:
             raise InvalidInputError(f"rows {start}:{stop} are not within 0:{self.rows}")
         if block_rows is None:
-            block_rows = max(1, _SCAN_BYTES // self._layout.record_bytes)
+            block_rows = max(1, _SCAN_BYTES // self._backing.layout.record_bytes)
         elif _whole(block_rows, "block_rows") < 1:
             raise InvalidInputError(f"a block has at least one row, not {block_rows}")
         if damaged is not None and not isinstance(damaged, list):
             raise InvalidTypeError(f"damaged is a list to add rows to, not {damaged!r}")
-        extent, blocks = self._extent, range(start, stop, block_rows)
+        extent, blocks = self._backing.extent, range(start, stop, block_rows)
         return self._scan(extent, extent.epoch.names, name, blocks, stop, damaged, raw=raw)
 
     def _scan(
@@ -710,7 +669,7 @@ class Table(NamedRows):
         *,
         raw: bool,
     ) -> Iterator[npt.NDArray[Any]]:
-        item, lo, hi = self._spans[name]
+        item, lo, hi = self._backing.spans[name]
         for begin in starts:
             end = min(begin + starts.step, stop)
             data = self._block(extent, names, begin, end, lo, hi, damaged)
@@ -746,7 +705,7 @@ class Table(NamedRows):
         was opened with one.
         """
         name, k = self._named(field), _whole(k, "k")
-        dim = self._layout.field(name).dim
+        dim = self._backing.layout.field(name).dim
         given = queries
         if is_torch(queries):
             given = as_dense(queries, "queries").detach().cpu()
@@ -769,11 +728,11 @@ class Table(NamedRows):
             raise InvalidInputError(f"metric must be 'dot' or 'cosine', not {metric!r}")
         cosine = metric == "cosine"
         excluded = excluded_pairs(exclude, len(wanted), self.rows)
-        gpu = self._space.gpu
+        gpu = self._backing.space.gpu
         with nullcontext() if gpu is None else gpu.device.current():
             arrays = np if gpu is None else gpu.device.arrays
             best = Best(wanted, k, excluded, cosine=cosine, arrays=arrays)
-            rows = min(best.block_rows, max(1, _SCAN_BYTES // self._layout.record_bytes))
+            rows = min(best.block_rows, max(1, _SCAN_BYTES // self._backing.layout.record_bytes))
             for number, block in enumerate(self.scan(name, block_rows=rows)):
                 best.add(number * rows, np.asarray(block, np.float32))
             scores, ids = best.scores, best.ids
@@ -805,13 +764,14 @@ class Table(NamedRows):
         """
         rows = np.arange(begin, end, dtype=np.int64)
         out = np.empty((rows.size, hi - lo), np.uint8)
-        with self._access.using():
+        on = self._backing
+        with on.access.using():
             extent.epoch.check_open()
             if self.spec.keys is not None and (why := self._renamed_since(names)):
                 raise ClosedError(
                     f"{why} while this call read the rows of table {self.name!r}; repeat it"
                 )
-            space, held = self._space, extent.in_space(rows)
+            space, held = on.space, extent.in_space(rows)
             space.flush_gpu()
             records = space.records(extent)
             if damaged is None:
@@ -825,7 +785,7 @@ class Table(NamedRows):
     @property
     def device(self) -> str:
         """The device of the nearest tier and of torch rows, such as "cpu" or "cuda:0"."""
-        return self._access.place
+        return self._backing.access.place
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the table itself."""
@@ -836,14 +796,15 @@ class Table(NamedRows):
 
         Each process that unpickles it opens that again, a store at the same version.
         """
-        owner = self._owner
-        return operator.getitem, (owner if owner.store is None else owner.store, self.name)
+        home = self._backing.home
+        return operator.getitem, (home if home.store is None else home.store, self.name)
 
     def stats(self) -> dict[str, TierStats]:
         """Return copies of the counters of each tier, the nearest first."""
-        with self._access.using():
-            self._extent.epoch.check_open()
-            return Counters(self._space.stats(self._extent))
+        on = self._backing
+        with on.access.using():
+            on.extent.epoch.check_open()
+            return Counters(on.space.stats(on.extent))
 
     def occupancy(self) -> dict[str, Occupancy]:
         """Return how full the host tier is, under "host"; empty where there is none.
@@ -851,63 +812,10 @@ class Table(NamedRows):
         Tables whose records are equally long share the tier, unless a budget keeps one apart: the
         numbers are those of all of them.
         """
-        with self._access.using():
-            self._extent.epoch.check_open()
-            return self._space.occupancy()
-
-    def _information(self, tiers: tuple[TierInformation, ...]) -> TableInformation:
-        """Return the table's part of `store.info()`; `tiers` are those of its space."""
-        deltas = self._disk.deltas
-        return TableInformation(
-            name=self.name,
-            rows=self.rows,
-            dim=self.dim,
-            dtype=self._layout.fields[0][1].dtype,
-            fields=tuple(
-                {"name": name, "dim": item.dim, "dtype": item.dtype}
-                | {"init": (item.init and item.init.text) or None}
-                | ({} if item.scale is None else {"scale": vars(item.scale)})
-                for name, item in self._layout.fields
-            ),
-            backend=self.spec.backend,
-            record_bytes=self._layout.record_bytes,
-            disk_bytes=self._generation.disk_bytes,
-            delta_rows=sum(delta.info.rows for delta in deltas),
-            delta_bytes=sum(delta.info.size for delta in deltas),
-            base=self._generation.base_path,
-            index_bytes=self._disk.index_bytes,
-            tiers=tiers,
-            allocated_bytes=self._generation.allocated_bytes,
-            keys=None if (keys := self._generation.info.keys) is None else keys.kind,
-            sparse=self.spec.sparse,
-            compression=self.spec.compression,
-        )
-
-    def _can_follow(self, info: TableInfo) -> bool:
-        """Whether a reader's table can follow a later manifest without being opened again.
-
-        A table with a GPU tier is always opened again.
-        """
-        return self._space.gpu is None and self._generation.is_of(info)
-
-    def _follow(self, later: Later) -> None:
-        """Switch a reader to a later manifest; the caller makes its tiers forget changed rows."""
-        self._generation.follow(later)
-        if self._disk.rows > self._space.nearest.rows and self.spec.grows:
-            self._space.grow(self._disk.rows)
-            self._move(self._space, self._extent)
-        self._reset_scalars()
-
-    def _reset_scalars(self) -> None:
-        """Take the scalars of the open version, into the dict that callers may hold."""
-        committed = dict(self._generation.info.scalars)
-        self._scalars.update(committed)
-        for name in self._scalars.keys() - committed.keys():
-            del self._scalars[name]
-
-    def _close(self) -> None:
-        """Close the files; the next writer removes uncommitted files."""
-        self._generation.close()
+        on = self._backing
+        with on.access.using():
+            on.extent.epoch.check_open()
+            return on.space.occupancy()
 
 
 def _read_sound(
@@ -961,7 +869,8 @@ def _instead(index: tuple[Any, ...]) -> str:
     return " or ".join(ways) or "give a list of ids, or a slice"
 
 
-# -- what layers, optimizers and lookups of several tables ask of tables, and have them do
+# -- what layers, optimizers and lookups of several tables ask of tables, and have them do; what a
+# step asks is of C
 
 
 class Naming:
@@ -975,40 +884,23 @@ class Naming:
     def __init__(self, table: Table) -> None:
         """Note what the rows mean now."""
         self._table = table
-        self._epoch = table._extent.epoch
+        self._epoch = table._backing.extent.epoch
         self._names = self._epoch.names
 
     def lost(self) -> str:
         """Return why rows may mean something else by now; empty if they do not."""
-        return self._table._extent.epoch.renamed_since(self._names)
+        return self._table._backing.extent.epoch.renamed_since(self._names)
 
     def replaced(self) -> bool:
         """Whether rows have got another meaning, by a change that is over."""
-        now = self._table._extent.epoch
+        now = self._table._backing.extent.epoch
         return now is not self._epoch and not now.names_hold(self._names)
-
-
-def access_to(
-    space: Space, extent: Extent | WholeSpace, layout: RecordLayout, owner: Home
-) -> Access:
-    """Return access to some rows of a space, from the side of its nearest tier."""
-    gpu, whole, door = space.gpu, space.whole, owner.door
-    if gpu is None:
-        return HostAccess(space, extent, layout, door)
-    if whole is not None:
-        return SplitAccess(gpu, extent, layout, door, whole, sync_checks=owner.sync_checks)
-    return DeviceAccess(gpu, extent, layout, door, sync_checks=owner.sync_checks)
 
 
 def shape_of(table: Table) -> tuple[object, ...]:
     """Return a key that is equal for tables whose records have the same fields, at one place."""
-    layout = table._layout
+    layout = table._backing.layout
     return tuple((name, item.dim, item.form, layout.span(name)) for name, item in layout.fields)
-
-
-def extent_of(table: Table) -> Extent:
-    """Return the present rows of a table in its space."""
-    return table._extent
 
 
 def alike(table: Table, field: str) -> tuple[object, ...]:
@@ -1016,7 +908,7 @@ def alike(table: Table, field: str) -> tuple[object, ...]:
 
     They share tiers, and their records have the same fields in the same places.
     """
-    return table._space, shape_of(table), field
+    return table._backing.space, shape_of(table), field
 
 
 class Scalars:
@@ -1033,7 +925,7 @@ class Scalars:
         """Look at tables, at least one."""
         self._tables = tables
         self._names = dict.fromkeys([table.name for table in tables])
-        self._each = [table._scalars for table in tables]
+        self._each = [table._backing.scalars for table in tables]
         self.get: Callable[..., Any] = self._each[0].get
 
     def of(self, numbers: Sequence[int]) -> Scalars:
@@ -1063,17 +955,28 @@ class Scalars:
         """Set scalars of every table."""
         for each in self._each:
             each.update(numbers)
-        self._tables[0]._owner.touched.scalars.update(self._names)
+        self._tables[0]._backing.home.touched.scalars.update(self._names)
 
 
 def scalar(table: Table, name: str, default: Any = None) -> Any:
     """Return one scalar of a table; noting no change, as `Table.scalars` does."""
-    return table._scalars.get(name, default)
+    return table._backing.scalars.get(name, default)
 
 
-def scalars_to_write(table: Table) -> dict[str, Any]:
-    """Return the scalars of a table as a manifest holds them; raises as `json_values` does."""
-    return json_values(table._scalars)
+home_of: Callable[[Any], Home] = operator.attrgetter("_backing.home")
+"""Return what a table belongs to, or several that are looked up as one."""
+
+door_of: Callable[[Any], Door] = operator.attrgetter("_backing.home.door")
+"""Return the door of what a table belongs to."""
+
+files_of: Callable[[Table], Generation] = operator.attrgetter("_backing.generation")
+"""Return the files of the open version of a table."""
+
+access_of: Callable[[Table], Access] = operator.attrgetter("_backing.access")
+"""Return the present access to the rows of a table."""
+
+extent_of: Callable[[Table], Extent] = operator.attrgetter("_backing.extent")
+"""Return the present rows of a table in its space."""
 
 
 def check_open(table: Any, *, write: bool = False) -> None:
@@ -1081,25 +984,26 @@ def check_open(table: Any, *, write: bool = False) -> None:
 
     The latter with `write` alone. The table may be several that are looked up as one.
     """
-    table._owner.door.check(write=write)
+    table._backing.home.door.check(write=write)
 
 
 def unmoving(table: Any) -> AbstractContextManager[Any]:
     """Return a context for writes, in which no row of a table moves or gets another meaning."""
-    context: AbstractContextManager[Any] = table._owner.door.use(write=True)
+    context: AbstractContextManager[Any] = table._backing.home.door.use(write=True)
     return context
 
 
 def is_of(table: Table, store: object) -> bool:
     """Whether a table is of this store."""
-    return table._owner.store is store
+    return table._backing.home.store is store
 
 
 def where_from(table: Table) -> str:
     """Return what distinguishes a table from others of its name, in every process."""
-    store = table._owner.store
+    on = table._backing
+    store = on.home.store
     if store is None:
-        place: str = cast(Any, table._generation).place  # see `Unversioned`
+        place: str = cast(Any, on.generation).place  # see `Unversioned`
         return place
     return f"the store {store.uuid}"
 
@@ -1109,7 +1013,7 @@ def reads_each(table: Table, nbytes: int) -> bool:
 
     It is on the host, if it needs little memory.
     """
-    return table._space.gpu is None and nbytes <= _MUCH
+    return table._backing.space.gpu is None and nbytes <= _MUCH
 
 
 # -- whole records, as what copies, changes or carries tables takes them
@@ -1120,7 +1024,8 @@ def records_in(table: Table, damaged: list[int] | None = None) -> Iterator[npt.N
 
     `damaged` is as in `Table.scan`.
     """
-    extent, width = table._extent, table._layout.record_bytes
+    on = table._backing
+    extent, width = on.extent, on.layout.record_bytes
     names, step = extent.epoch.names, max(1, _SCAN_BYTES // width)
     for begin in range(0, table.rows, step):
         stop = min(begin + step, table.rows)
@@ -1129,13 +1034,15 @@ def records_in(table: Table, damaged: list[int] | None = None) -> Iterator[npt.N
 
 def read_records(table: Table, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Return the records of rows `(n, record_bytes)` of a table on the host."""
-    access, width = table._access, table._layout.record_bytes
+    on = table._backing
+    access, width = on.access, on.layout.record_bytes
     found: npt.NDArray[np.uint8] = access.read(access.ids(ids), 0, width, admit=False)
     return found
 
 
 def write_records(table: Table, ids: npt.NDArray[np.int64], records: npt.NDArray[np.uint8]) -> None:
     """Write records `(n, record_bytes)` over those of rows of a table on the host."""
-    if table._space.gpu is not None:
+    on = table._backing
+    if on.space.gpu is not None:
         raise InvalidInputError("open the store without a device to write whole records")
-    table._access.write(table._access.ids(ids), [(0, table._layout.record_bytes, records)])
+    on.access.write(on.access.ids(ids), [(0, on.layout.record_bytes, records)])

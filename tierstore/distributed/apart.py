@@ -38,10 +38,11 @@ from tierstore._store.options import Options
 from tierstore._store.partitions import WholeKeys
 from tierstore._store.state import State
 from tierstore._store.tables import Opening
-from tierstore._strictjson import canonical
+from tierstore._strictjson import canonical, json_values
+from tierstore._table.backing import Backing
 from tierstore._table.home import StoreOfTable
 from tierstore._table.keyed import KeyedTable
-from tierstore._table.table import Table, scalars_to_write
+from tierstore._table.table import Table, home_of
 from tierstore._tiers.base import OPENED_ANEW, REMOVED, RESTORED, ROLLED_BACK
 from tierstore._tiers.memory import available_bytes
 from tierstore.distributed.creating import same_seeds
@@ -222,9 +223,9 @@ class Apart(State):
                 cast("DistributedTable", shared).resize(self.parts.shard(info.spec.rows))
             keys = WholeKeys(self.directory, name, self._info_of(name))
             generation = self.parts.generation(name, info, keys)
-            table = self.tables.get(name)
-            if table is not None and generation.is_over(table._generation):
-                specs[name] = table._generation.spec
+            on = self.backings.get(name)
+            if on is not None and generation.is_over(on.generation):
+                specs[name] = on.spec
                 continue
             specs[name] = generation.spec
             opened[name] = cast(Generation, generation)
@@ -250,7 +251,7 @@ class Apart(State):
 
     def _specs(self) -> dict[str, TableSpec]:
         """Return the specs of the tables of this rank."""
-        return {name: table._generation.spec for name, table in self.tables.items()}
+        return {name: on.spec for name, on in self.backings.items()}
 
     def _present_specs(self) -> dict[str, TableSpec]:
         return self._specs()
@@ -270,8 +271,8 @@ class Apart(State):
 
     def keyed(self) -> Iterator[tuple[str, KeyedPartitionedGeneration]]:
         """Yield the tables by key with what stands for their generations."""
-        for name, table in self.tables.items():
-            generation: object = table._generation
+        for name, on in self.backings.items():
+            generation: object = on.generation
             if isinstance(generation, KeyedPartitionedGeneration):
                 yield name, generation
 
@@ -288,7 +289,7 @@ class Apart(State):
                 cast("DistributedKeyedTable", shared).rows = sum(each[name] for each in found)
 
     @property
-    def own_tables(self) -> Mapping[str, Table]:
+    def own_tables(self) -> Mapping[str, Backing]:
         """None: each partition folds by itself."""
         return {}
 
@@ -307,7 +308,7 @@ class Apart(State):
 
         Those of a table by key come with its partitions.
         """
-        generation: Any = self.tables[name]._generation
+        generation: Any = self.backings[name].generation
         return generation.keys_of_whole()
 
     def own_rows(self, name: str, ids: npt.NDArray[np.int64]) -> tuple[Any, npt.NDArray[np.int64]]:
@@ -438,7 +439,7 @@ class Apart(State):
         """Commit the partitions of this rank where rows were written."""
         tables = {}
         for name in list(self.touched.scalars):
-            info, scalars = self.manifest.tables[name], scalars_to_write(self.tables[name])
+            info, scalars = self.manifest.tables[name], json_values(self.backings[name].scalars)
             if canonical(scalars) != canonical(info.scalars):
                 tables[name] = dataclasses.replace(info, scalars=scalars)
         for space in self.spaces.open:
@@ -578,7 +579,7 @@ class Apart(State):
         """
         for name in prepared.tables.keys() & self.tables.keys():
             self._show_info(name)
-            self.tables[name]._forget_keys()
+            self.backings[name].forget_keys()
         for name, by_key in self.keyed():
             if name not in drop:
                 by_key.keys_committed()
@@ -607,15 +608,15 @@ class Apart(State):
 
     def _show_info(self, name: str) -> None:
         """Have a table show the scalars that the root states."""
-        generation, scalars = self.tables[name]._generation, self.manifest.tables[name].scalars
+        generation, scalars = self.backings[name].generation, self.manifest.tables[name].scalars
         generation.info = dataclasses.replace(generation.info, scalars=scalars)
 
     def take_scalars(self) -> None:
         """Have tables show the scalars of the version that is open, and its keys."""
-        for name, table in self.tables.items():
+        for name, on in self.backings.items():
             self._show_info(name)
-            table._reset_scalars()
-            table._forget_keys()
+            on.reset_scalars()
+            on.forget_keys()
 
     def settle(self) -> None:
         """Have partitions remove what no root names that a leader keeps. Collective.
@@ -709,8 +710,8 @@ class Apart(State):
             space.end_epochs(ROLLED_BACK, renamed=None)
             space.begin_epochs()
         self._show_root(ROLLED_BACK)
-        for table in self.tables.values():
-            table._reset_scalars()
+        for on in self.backings.values():
+            on.reset_scalars()
 
     def _show_root(self, renamed: str = OPENED_ANEW) -> None:
         """Show what the root names, also in partitions that are ahead of it. Writes nothing."""
@@ -796,8 +797,8 @@ def sharing(table: Any) -> Apart | None:
 
     None where one process has all of their rows.
     """
-    owner = table._owner
-    return owner if isinstance(owner, Apart) and owner.ranks.count > 1 else None
+    home: object = home_of(table)
+    return home if isinstance(home, Apart) and home.ranks.count > 1 else None
 
 
 def fail_on_every_rank(tables: Iterable[Any], what: str, error: Exception) -> None:

@@ -37,7 +37,7 @@ from tierstore._store.ledger import write_skeleton
 from tierstore._store.options import whole_number
 from tierstore._store.payload import copy_payload
 from tierstore._store.store import Store
-from tierstore._table.keyed import KeyedTable
+from tierstore._table.keyed import KeyedTable, codes_of
 from tierstore._table.table import read_records, records_in
 from tierstore.distributed.ranks import Ranks
 from tierstore.errors import InvalidInputError
@@ -221,8 +221,7 @@ def _with_keys(
     tables: list[_io.Directory], shard: Shard, spec: TableSpec, source: KeyedTable
 ) -> list[TableInfo]:
     """Make a table by key in some partitions, with the keys and rows of another that they have."""
-    keys = source._map
-    codes = keys.codes_of(np.arange(len(keys)))
+    codes = codes_of(source, np.arange(source.rows))
     partitions = partition_of_key(codes, shard.partitions) - shard.first
     made = []
     for number, directory in enumerate(tables):
@@ -234,6 +233,8 @@ def _with_keys(
         )
         info = generations.create(directory, part, 1, blocks)
         with directory.directory(info.generation) as generation:
-            log = key_log.write_log(generation, spec.keys or "int64", part.rows, keys.keys_of(rows))
+            log = key_log.write_log(
+                generation, spec.keys or "int64", part.rows, source.keys_of(rows)
+            )
         made.append(dataclasses.replace(info, keys=log))
     return made

@@ -69,7 +69,7 @@ def rewrite(
         def adopt() -> Prepared:
             for each in found:
                 if each.spec.keys is None and each.name in state.tables and not each.keeps_rows:
-                    state.tables[each.name]._extent.epoch.end(REPLACED, names=True)
+                    state.backings[each.name].extent.epoch.end(REPLACED, names=True)
             state.spaces.vacate([*(each.name for each in found), *drop])
             written.adopt(drop)
             stated = {each.name: _stated(state, each, keys.get(each.name)) for each in found}

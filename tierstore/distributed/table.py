@@ -19,7 +19,7 @@ from tierstore._table.address import host_ids
 from tierstore._table.home import StoreOfTable
 from tierstore._table.joint import JointTable
 from tierstore._table.named import NamedRows, without_row
-from tierstore._table.table import Table
+from tierstore._table.table import Table, access_of, files_of
 from tierstore._tiers.base import GONE
 from tierstore.distributed.exchange import Answer, Exchange, Serve
 from tierstore.distributed.owners import Owners, Place, owners_over
@@ -148,7 +148,7 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
     @property
     def keys(self) -> Keys | None:
         """The external keys of all rows by id, or None; each rank has all of them at hand."""
-        generation: Any = self.shard._generation
+        generation: Any = files_of(self.shard)
         keys: Keys | None = generation.keys_of_whole()
         return keys
 
@@ -205,7 +205,7 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
         Raises ClosedError where the table is gone: on all ranks alike, before any sends anything.
         """
         self.check_open()
-        access = self.shard._access
+        access = access_of(self.shard)
         known = self._owners
         if known is None or known[0] != (access, self.rows):
             owners = owners_over(self.place, self.ranks, [self.rows], [0], access)

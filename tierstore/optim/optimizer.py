@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from tierstore._door import interrupts_deferred
 from tierstore._progress import Progress, Shown, shown
 from tierstore._table.home import StoreOfTable
-from tierstore._table.table import Table, check_open
+from tierstore._table.table import Table, check_open, door_of
 from tierstore.distributed.apart import fail_on_every_rank
 from tierstore.errors import (
     InvalidInputError,
@@ -403,7 +403,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         for rows, field in self._fields.items():
             if in_group():
                 check_not_apart(rows.table, [self])
-            door = rows.table._owner.door  # in every step, so without a call
+            door = door_of(rows.table)
             if door.reason:
                 door.check_open(write=True)  # its gradient went with the store
             field.check_owner()
