@@ -86,13 +86,16 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         *,
         as_tensor: bool = False,
         missing: Literal["raise", "init"] | float | None = None,
+        **options: Any,
     ) -> Any:
         """Read the rows of `keys`, `keys.shape + (dim,)`. Collective; no key is added.
 
         `missing` is what keys without a row read as: "init", which is the default here, their
         first row, a number that value. With "raise" the rank that gave such keys raises
-        UnknownNameError, a KeyError, which names the first three; the others get their rows.
+        UnknownNameError, a KeyError, which names the first three; the others get their rows. It
+        has no other `options` of `KeyedTable.read`: raises InvalidInputError, with the way on.
         """
+        self.refuse_options(field, options)
         name = next(iter(self.fields)) if field is None else field
         numbers, unknown, first = self._known_or_first(keys, name, train=False, missing=missing)
         found = self.by_row.read(torch.from_numpy(numbers), name)

@@ -22,6 +22,7 @@ from tierstore._table.named import NamedRows, without_row
 from tierstore._table.table import Table, access_of, files_of
 from tierstore._tiers.base import GONE
 from tierstore.distributed.exchange import Answer, Exchange, Serve
+from tierstore.distributed.lacking import Lacking
 from tierstore.distributed.owners import Owners, Place, owners_over
 from tierstore.distributed.ranks import Ranks
 from tierstore.distributed.request import Call, Request, Wanted
@@ -71,7 +72,7 @@ class OfRanks:
         return self
 
 
-class TableOfRanks(OfRanks):
+class TableOfRanks(Lacking, OfRanks):
     """A table of which each rank has a shard, by id or by key.
 
     Attributes:
@@ -251,8 +252,12 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
         number = int(self.place.partition_of(one)) - self.place.first
         return int(self.place.rows_of(one)) if 0 <= number < self.place.count else None
 
-    def read(self, ids: Any, field: str | None = None) -> Any:
-        """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective."""
+    def read(self, ids: Any, field: str | None = None, **options: Any) -> Any:
+        """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective.
+
+        It has none of the `options` of `Table.read`: raises InvalidInputError, with the way on.
+        """
+        self.refuse_options(field, options)
         name = next(iter(self.fields)) if field is None else field
 
         def read(rows: Any) -> Tensor:
