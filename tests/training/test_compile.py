@@ -81,10 +81,10 @@ def test_the_operators_keep_their_promises(place: Place, weights: Tensor) -> Non
     emb = TieredEmbedding(place.table(weights))
     TieredOptimizer(torch.optim.SGD, [emb], lr=0.1)
     anchor = torch.empty(0, DIM, device=place.torch, requires_grad=True)
-    arguments = (place.ids(4, 2), anchor, inside.number(emb))
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.tierstore.lookup.default, arguments, test_utils=tests)
-    torch.library.opcheck(torch.ops.tierstore.read.default, arguments, test_utils=tests)
+    for trained in (True, False):
+        arguments = (place.ids(4, 2), anchor, inside.number(emb), trained)
+        torch.library.opcheck(torch.ops.tierstore.look_up.default, arguments, test_utils=tests)
 
 
 @pytest.mark.variants(1)

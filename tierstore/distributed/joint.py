@@ -119,9 +119,6 @@ class DistributedJointTable(OfRanks):
             raise RuntimeError("a request is for what in_space returned last")
         return wanted
 
-    def padding(self, padding_idx: int | None) -> None:
-        """Return None: joint tables have no padding."""
-
     def read_with(
         self,
         numbers: Tensor,

@@ -244,14 +244,6 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
             return ids.reshape(-1).to(self.device, torch.int64).contiguous()
         return torch.from_numpy(host_ids(ids, self.rows).rows).to(self.device)
 
-    def padding(self, padding_idx: int | None) -> int | None:
-        """Return the row of the shard that a padding id is; None where another rank has it."""
-        if padding_idx is None:
-            return None
-        one = torch.tensor([padding_idx])
-        number = int(self.place.partition_of(one)) - self.place.first
-        return int(self.place.rows_of(one)) if 0 <= number < self.place.count else None
-
     def read(self, ids: Any, field: str | None = None, **options: Any) -> Any:
         """Read the rows of `ids`, `ids.shape + (dim,)`, as `Table.read` does. Collective.
 

@@ -1,24 +1,32 @@
-"""Lookups in autograd: the batch of one, its gradient, and the sum of gradients by row."""
+"""Lookups in autograd: the batch of one, its gradient, and the sum of gradients by row.
+
+    rows = look_up(Rows(layer), layer._own, ids)
+
+There is one function of autograd. What was looked up lives as long as autograd's own graph. The
+gradient goes to the layers, which give it to their parameters: autograd itself has none for those,
+since the shape of a parameter is not that of a batch.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress, repeat
+from operator import is_not
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tierstore._table.host import Lease
-from tierstore._table.joint import JointTable
+from tierstore._table.joint import Features, JointTable
 from tierstore._table.table import Table, check_open
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
-from tierstore.nn.parts import MANY, Apart, SideBySide, summed_by_row
+from tierstore.nn.parts import MANY, Apart, SideBySide, as_one, summed_by_row
 from tierstore.nn.zeros import Zeros
 
 _SOURCE = RECORDS.extended("tierstore.nn", "sum.cu")
@@ -150,7 +158,7 @@ def _narrowed(total: Tensor, lease: Lease, dtype: torch.dtype) -> Tensor:
 
 is_deterministic: Any = torch._C._get_deterministic_algorithms
 """Tells whether an order is required; the public function costs one more call."""
-_FIRST = frozenset({0})
+FIRST = frozenset({0})
 """The numbers of the tables of a batch that is of one table."""
 
 
@@ -192,7 +200,7 @@ class Batch:
         self,
         table: Table | JointTable,
         ids: Tensor,
-        padding_idx: int | None,
+        counted: Tensor | None,
         abandoned: Abandoned,
         *,
         lease: Lease | None = None,
@@ -213,9 +221,7 @@ class Batch:
             self._placement = self._joint.location
         self.lease: Lease = table.lease(ids.reshape(-1)) if lease is None else lease
         self._names: Any = self.lease.names if self._joint is None else self._names_seen()
-        self.counted: Tensor | None = (
-            None if padding_idx is None else ids.reshape(-1) != padding_idx
-        )
+        self.counted = counted
         if self.lease.device is not None:
             self.lease.trim(wait=False)  # requests the count, which the backward pass may find
             self.zeros = zeros
@@ -269,7 +275,7 @@ class Batch:
         self,
         of_each: Tensor | Apart,
         positions: Tensor | None = None,
-        touched: frozenset[int] = _FIRST,
+        touched: frozenset[int] = FIRST,
         columns: SideBySide | None = None,
     ) -> Gradient:
         """Sum the gradients `(n, dim)` of ids by row.
@@ -278,17 +284,18 @@ class Batch:
             of_each: of all ids, or of those of the rows `positions`.
             positions: `(n,)`; rows that none of them names take no part in training.
             touched: the tables of a joint table that have ids among them.
-            columns: of all ids, where in `of_each` that of each is; None means in order.
+            columns: where in `of_each` that of each is; None means in order.
 
         Raises ClosedError as `check_named` does.
         """
         if positions is None and self.counted is not None:
             positions = self.trained_positions
+        if columns is not None and (positions is not None or self.lease.ended):
+            of_each, columns = columns.in_order(of_each), None
         if self.lease.ended:  # a graph that is run backward again after the step, for example
             self.check_named(touched)
             if isinstance(of_each, Apart):
                 of_each = of_each.in_order()
-            of_each = of_each if columns is None else columns.in_order(of_each)
             where = self.positions if positions is None else positions
             total = sum_by_row(of_each, where.reshape(-1), self.lease.bound)
         else:
@@ -304,7 +311,7 @@ class Batch:
         self,
         values: Tensor,
         positions: Tensor | None = None,
-        touched: frozenset[int] = _FIRST,
+        touched: frozenset[int] = FIRST,
     ) -> Gradient:
         """Return the gradients of the distinct rows, `(lease.bound, dim)`, as that of the batch.
 
@@ -328,7 +335,7 @@ class Batch:
         """Return what tells which features have ids, given how many each has on this rank."""
         return lengths
 
-    def renewed(self, touched: frozenset[int] = _FIRST) -> Batch:
+    def renewed(self, touched: frozenset[int] = FIRST) -> Batch:
         """Return the batch, or another one of the same ids where its lease has ended.
 
         Raises ClosedError as `check_named` does.
@@ -336,9 +343,8 @@ class Batch:
         if not self.lease.ended:
             return self
         self.check_named(touched)
-        other = Batch(self._table, self.ids, None, self._abandoned)
+        other = Batch(self._table, self.ids, self.counted, self._abandoned)
         self.check_named(touched)  # again: another thread may have come before the lease
-        other.counted = self.counted
         return other
 
     @cached_property
@@ -377,7 +383,7 @@ class Gradient:
     batch: Batch
     values: Tensor
     trained: Tensor | None = None
-    touched: frozenset[int] = _FIRST
+    touched: frozenset[int] = FIRST
     zeros: Zeros | None = None
 
     def trim(self) -> None:
@@ -392,64 +398,131 @@ class Gradient:
         self.trained = None if self.trained is None else self.trained[:bound]
 
 
-def merged(
-    table: Table | JointTable, gradients: Sequence[Gradient], abandoned: Abandoned
-) -> Gradient:
-    """Return the gradient of several batches of a table as that of one, over all their rows.
+class Pending(Protocol):
+    """What is looked up in a pass, and takes the gradient of it.
 
-    Raises ClosedError as `Batch.check_named` does.
+    Attributes:
+        trained: for each layer whether its rows need a gradient.
     """
-    touched = _touched(gradients)
-    for each in gradients:
-        each.batch.check_named(each.touched)
-    batch = Batch(table, torch.cat([each.batch.ids for each in gradients]), None, abandoned)
-    for each in gradients:  # again: another thread may have come before the lease
-        each.batch.check_named(each.touched)
-    places, found = [], batch.positions.split([each.batch.size for each in gradients])
-    for each, there in zip(gradients, found, strict=True):
-        here, rows = each.batch.positions, len(each.values)
-        place = here.new_full((rows + 1,), -1)
-        place[torch.where(here < 0, rows, here)] = there
-        places.append(place[:-1])
-    where = torch.cat(places)
-    total = summed(torch.cat([each.values for each in gradients]), batch.lease, where)
-    merged = Gradient(batch, total, touched=touched)
-    if any(each.trained is not None for each in gradients):
-        marks = [
-            torch.ones_like(place, dtype=torch.bool) if each.trained is None else each.trained[:, 0]
-            for each, place in zip(gradients, places, strict=True)
-        ]
-        trained = where.new_zeros(batch.lease.bound + 1, dtype=torch.bool)
-        trained.index_fill_(0, torch.where(torch.cat(marks), where, -1).long(), True)
-        merged.trained = trained[:-1, None]
-    return merged
+
+    trained: Sequence[bool]
+
+    def forward(self, *tensors: Any) -> Any:
+        """Look up; `tensors` are the parameters of the layers, then ids, or weights of bags."""
+
+    def backward(
+        self, gradients: Sequence[Tensor | None], trained: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        """Give the layers the gradient of their rows; return that of ids, or of weights.
+
+        `gradients` are of what `forward` returned, and `trained` tells for each layer whether the
+        backward pass under way accumulates into its parameter.
+        """
 
 
-def placed(batch: Batch, gradients: Sequence[Gradient]) -> Gradient | None:
-    """Return the sum of gradients in the order of a batch's rows; None if it lacks some of them."""
-    if not batch.usable:
-        return None
-    rows, order = batch.distinct.sort()
-    total = trained = None
-    for each in gradients:
-        each.trim()
-        wanted = each.batch.distinct
-        found = torch.searchsorted(rows, wanted).clamp(max=len(rows) - 1)
-        if not torch.equal(rows[found], wanted):
-            return None
-        places = order[found]
-        if total is None or trained is None:
-            total = each.values.new_zeros(len(rows), each.values.shape[1])
-            trained = torch.zeros(len(rows), 1, dtype=torch.bool, device=total.device)
-        total.index_add_(0, places, each.values)
-        marks = torch.ones_like(wanted, dtype=torch.bool)[:, None]
-        trained[places] |= marks if each.trained is None else each.trained
-    return None if total is None else Gradient(batch, total, trained, _touched(gradients))
+class Rows:
+    """The rows of ids, of which a layer takes the gradient.
 
+    Attributes:
+        layer: the layer.
+        features: what the ids are of, one feature after another; None for a layer over one table.
+        lengths: how many ids each has.
+        counted: bool `(n,)`, the ids that take part in training; None means all, but for padding
+            that the layer itself has.
+        apart: whether features get tensors of their own.
+    """
 
-def _touched(gradients: Sequence[Gradient]) -> frozenset[int]:
-    """Return the tables that have ids in any of some gradients."""
-    return frozenset().union(*(each.touched for each in gradients))
+    __slots__ = ("__weakref__", "_batch", "apart", "counted", "features", "layer", "lengths")
+    trained = (True,)
+    _batch: Any
+
+    def __init__(
+        self,
+        layer: Any,
+        features: Features | None = None,
+        lengths: Sequence[int] = (),
+        counted: Tensor | None = None,
+        *,
+        apart: bool = False,
+    ) -> None:
+        self.layer, self.features, self.lengths = layer, features, lengths
+        self.counted, self.apart = counted, apart
+
+    def read(self, ids: Tensor) -> Any:
+        """Return the rows, outside training: `ids.shape + (dim,)`, or those of each feature."""
+        layer = self.layer
+        if self.features is not None:
+            ids = layer.in_space(ids, self.features, self.lengths)
+        return self._parts(layer.read_rows(ids))
+
+    def forward(self, *tensors: Any) -> Any:
+        """Lease the rows of ids; return them as `read` does, as no views of each other."""
+        layer, features, counted, ids = self.layer, self.features, self.counted, tensors[-1]
+        rows: Tensor
+        with layer.together():
+            if layer.is_shared:
+                self._batch = layer.lease_rows(ids, features, self.lengths, counted)
+                rows = self._batch.lease.expand(layer.field)
+                rows = rows.view(*ids.shape, layer.embedding_dim)
+            else:
+                if layer._averages:
+                    layer.refuse_training()
+                own = layer._own
+                own.settle()
+                table: Any = layer.table
+                if features is None:
+                    if layer.padding_idx is not None and counted is None:
+                        counted = ids.reshape(-1) != layer.padding_idx
+                    lease, rows = table._lease_and_read(ids, layer.field)
+                else:
+                    lease, rows = table.lease_and_read(ids, features, self.lengths, layer.field)
+                self._batch = Batch(
+                    table, ids, counted, own.abandoned, lease=lease, zeros=own.zeros
+                )
+            if not layer._as_stored:
+                rows = rows.to(layer._anchor)
+        return self._parts(rows) if self.apart else rows
+
+    def _parts(self, rows: Tensor) -> Any:
+        return torch.unsafe_split_with_sizes(rows, self.lengths) if self.apart else rows
+
+    def backward(
+        self, gradients: Sequence[Tensor | None], trained: Sequence[bool]
+    ) -> tuple[Tensor | None]:
+        """Give the layer the gradient of the features that have one, summed by row."""
+        given = list(map(is_not, gradients, repeat(None)))
+        there = list(compress(gradients, given))
+        if not (there and trained[0]):
+            return (None,)
+        layer, batch, features = self.layer, self._batch, self.features
+        positions, touched, firsts = None, FIRST, None
+        if features is not None:
+            counts = batch.counts(self.lengths)
+            if len(there) < len(gradients):
+                some = batch.trained_positions
+                every = batch.positions if some is None else some
+                positions = torch.cat(tuple(compress(every.split(list(self.lengths)), given)))
+                counts = [n if each else 0 for n, each in zip(counts, given, strict=True)]
+            elif layer.is_single:
+                firsts = self._firsts
+            touched = features.touched(counts)
+        if not (touched and batch.size):
+            return (None,)
+        with layer.together():
+            whole: Any = there[0]
+            columns = None
+            if len(there) == 1:
+                whole = whole.reshape(-1, layer.embedding_dim)
+            else:
+                whole, columns = as_one(there, layer.memory, firsts)
+            if not (layer._as_stored or isinstance(whole, Apart)):
+                whole = whole.to(layer._device, layer._dtype)
+            layer._own.deposit(batch.gradient(whole, positions, touched, columns))
+        return (None,)
+
+    def _firsts(self) -> list[int] | None:
+        """Return the first row of the table of each feature; None on several ranks."""
+        return None if self.features is None else self._batch.firsts(self.features.tables)
 
 
 def accumulates(leaf: Any) -> bool:
@@ -468,45 +541,45 @@ def accumulates(leaf: Any) -> bool:
         ) from None
 
 
-class Module(Protocol):
-    """What the operators need of a module."""
-
-    _node: Any
-    """The node that accumulates the gradient of its anchor."""
-
-    def _together(self) -> AbstractContextManager[Any]:
-        """Enter the store once for what a pass does."""
-
-    def _lease_rows(self, ids: Tensor) -> tuple[Any, Tensor]:
-        """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
-
-    def _read_rows(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids that take no part in training."""
-
-    def _take_gradient(self, batch: Any, gradient: Tensor) -> None:
-        """Take the gradient of each id's row."""
-
-
 class Lookup(torch.autograd.Function):
-    """Look up rows outside graphs; the batch lives as long as autograd's own graph.
+    """Look up what is pending; `tensors` are those of `Pending.forward`.
 
-    The gradient goes to the module, which gives it to the parameter: autograd itself has none for
-    it, since the shape of the parameter is not that of the batch.
+    `apply` is for `torch.func`, in which ids may be mapped over; elsewhere `look_up` leaves out
+    what that needs.
     """
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, ids: Tensor, module: Module) -> Tensor:
-        """Return the row of each id, `ids.shape + (dim,)`, as `lookup` does."""
-        with module._together():
-            ctx.module = module
-            ctx.batch, rows = module._lease_rows(ids)
-            return rows
+    def forward(pending: Pending, *tensors: Any) -> Any:
+        """Look up."""
+        return pending.forward(*tensors)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        """Give the module the gradient of the rows."""
-        if accumulates(ctx.next_functions[0][0]):
-            with ctx.module._together():
-                ctx.module._take_gradient(ctx.batch, gradient.reshape(-1, gradient.shape[-1]))
-        return None, None, None
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep what is pending."""
+        ctx.set_materialize_grads(False)
+        ctx.pending = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        """Give the layers the gradient of their rows, and return those of weights."""
+        # What refuses a second derivative takes as long as a launch, also where none is asked for.
+        if torch.is_grad_enabled():
+            found: tuple[Any, ...] = _once(ctx, *gradients)
+            return found
+        pending, edges = ctx.pending, ctx.next_functions
+        trained = list(pending.trained)
+        for k, each in enumerate(trained):
+            trained[k] = each and accumulates(edges[k][0])
+        return None, *[None] * len(trained), *pending.backward(gradients, trained)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], pending: Pending, own: Tensor, ids: Tensor
+    ) -> tuple[Any, int]:
+        """Look up the ids of all samples at once."""
+        return Lookup.apply(pending, own, ids.movedim(in_dims[2], 0)), 0
+
+
+_once: Any = torch.autograd.function.once_differentiable(Lookup.backward)
+look_up: Callable[..., Any] = super(torch.autograd.Function, Lookup).apply
+"""Calls `Lookup` without what `torch.func` needs."""

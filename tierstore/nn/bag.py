@@ -12,8 +12,9 @@ from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
 from tierstore.nn.jagged import Bags, jagged
-from tierstore.nn.keyed import Reading, numbered, while_named
-from tierstore.nn.pooling import Columns, Part, pool, read_pooled
+from tierstore.nn.keyed import numbered, while_named
+from tierstore.nn.part import Columns, Part
+from tierstore.nn.pooling import pool
 
 
 class TieredEmbeddingBag(TieredEmbedding):
@@ -97,13 +98,10 @@ class TieredEmbeddingBag(TieredEmbedding):
         self, input: Any, offsets: Tensor | None, per_sample_weights: Tensor | None
     ) -> Tensor:
         """Do what `forward` does; keys are looked up and leased one after the other."""
-        layer: TieredEmbeddingBag | Reading = self
         first = None
         if self._keyed is not None:
             self._check_eager(self._keyed)
-            trained = self.training and self._own.trains(self)
-            input, first = numbered(self._keyed, self.field, input, add=trained)
-            layer = self if trained else Reading(self)
+            input, first = numbered(self._keyed, self.field, input, add=self._own.trains(self))
         bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
         if bags.weights is not None and self.mode != "sum":
             raise InvalidInputError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
@@ -111,20 +109,16 @@ class TieredEmbeddingBag(TieredEmbedding):
             bags = bags.padded(self.padding_idx)
         if (
             torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
             or torch._C._are_functorch_transforms_active()
             or self._averages
         ):
             return self._expanded(bags)
-        parts = [Part(layer, self._columns, bags, (0,), (len(bags.ids),), (0,), first)]
-        weighed = bags.weights is not None and bags.weights.requires_grad
-        if (layer is self and self._own.trains(self)) or (weighed and torch.is_grad_enabled()):
-            return pool(parts)[0]
-        return read_pooled(parts)
+        every, trains = (len(bags.ids),), self._own.trains(self)
+        return pool([Part(self, self._columns, bags, None, every, (0,), first, trains=trains)])[0]
 
     def _expanded(self, bags: Bags) -> Tensor:
         """Return one row a bag from a row for each id, which graphs and transforms know."""
-        rows = self._look_up(bags.ids)
+        rows = super().forward(bags.ids)
         places, padding = bags.places(bags.ids.to(rows.device))
         return torch.nn.functional.embedding_bag(
             places,

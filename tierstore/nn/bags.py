@@ -28,10 +28,10 @@ from tierstore.nn.collection import (
 )
 from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import Bags, jagged, joined_weights
-from tierstore.nn.joint import KeyedJointLayer
-from tierstore.nn.keyed import FirstRows, Reading, while_named
+from tierstore.nn.keyed import FirstRows, while_named
+from tierstore.nn.part import Columns, Part
 from tierstore.nn.pooled import MODES
-from tierstore.nn.pooling import Columns, Part, pool, read_pooled
+from tierstore.nn.pooling import pool
 
 _Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
 Mode: TypeAlias = Literal["sum", "mean", "max"]
@@ -199,23 +199,10 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         layer = self._layer(0)
         layer.refuse_transforms()
         features, first = self._numbered(features)
-        with layer._together():
+        with layer.together():
             names, parts = self._parts(features, first)
             plan = self._arrange(names)
-            if self._trains(parts):
-                return plan, pool(parts, plan.split if apart else None)
-            whole = read_pooled(parts)
-        return plan, (whole, *whole.split(plan.split, 1)) if apart else (whole,)
-
-    def _trains(self, parts: Sequence[Part]) -> bool:
-        """Tell whether rows or weights of a call may get a gradient."""
-        layers: Any = self._modules["groups"]._modules.values()  # `self.groups` is a call, too
-        for layer in layers:
-            if layer._trains():
-                return True
-        given = [part.bags.weights for part in parts]
-        weighed = any(weights is not None and weights.requires_grad for weights in given)
-        return weighed and torch.is_grad_enabled()
+            return plan, pool(parts, plan.split if apart else None)
 
     def prefetch(self, features: Any, *, window: int = 16) -> None:
         """Start bringing the rows of a coming batch nearer; takes what `forward` takes."""
@@ -382,25 +369,23 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         first: Mapping[str, FirstRows],
     ) -> Part:
         """Return the bags of the features that one layer pools."""
-        layer: Any = part.layer
-        if isinstance(layer, KeyedJointLayer) and not layer._trains():
-            layer = Reading(layer)
-        without_row = FirstRows.joined(part.features.names, lengths, first) if first else None
-        bags = Bags(ids, offsets, weights)
-        counted = None
+        names = part.features.names
+        without_row = FirstRows.joined(names, lengths, first) if first else None
+        bags, counted = Bags(ids, offsets, weights), None
         if self.padding:
-            counted = self._counted(part.features.names, ids, lengths)
-        if counted is not None:  # as if those of padding had not been given
-            bags, lengths = bags.without(counted, lengths)
+            counted = self._counted(names, ids, lengths)
         columns, places = plan.columns[number], plan.places[number]
-        features = part.features
-        if layer is part.layer and layer.checks_late(bags.ids):
-            return Part(
-                layer, columns, bags, features.tables, lengths, places, without_row, features
-            )
-        ids = part.layer.in_space(bags.ids, features, lengths)
-        rows = Bags(ids, bags.offsets, bags.weights)
-        return Part(layer, columns, rows, features.tables, lengths, places, without_row)
+        return Part.of(
+            part.layer,
+            columns,
+            bags,
+            part.features,
+            lengths,
+            places,
+            without_row,
+            counted,
+            trains=part.layer._own.trains(part.layer),
+        )
 
     def _arrange(self, names: tuple[str, ...]) -> _Plan:
         """Return which columns the features of a call become."""

@@ -23,7 +23,7 @@ from tierstore.nn import graphs, pointers
 from tierstore.nn.embedding import from_start, warn_of_zeros
 from tierstore.nn.graphs import Given
 from tierstore.nn.jagged import jagged, no_padding
-from tierstore.nn.joint import JointLayer, KeyedJointLayer
+from tierstore.nn.joint import JointLayer
 from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
 from tierstore.nn.layer import AVERAGED, copied
 from tierstore.nn.rows import TableRows
@@ -205,7 +205,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
         if len(parts) == 1 and not self._by_key:
             ((part, ids, lengths),) = self._wanted(parts, features, len(names))
             counted = self._counted(names, ids, lengths) if self.padding else None
-            return part.layer.look_up(ids, part.features, lengths, counted, apart=False)[0]
+            rows: Tensor = part.layer.look_up(ids, part.features, lengths, counted, apart=False)
+            return rows
         dims = {part.layer.embedding_dim for part in parts}
         if len(dims) != 1:
             raise InvalidInputError(
@@ -238,7 +239,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
         def number(name: str, keys: Any) -> Tensor:
             table, field = self._by_key[name], self._sources[name][1]
-            trained = add and self._layer(self._places[name][0])._trains()
+            layer = self._layer(self._places[name][0])
+            trained = add and layer._own.trains(layer)
             numbers, unknown = numbered(table, field, keys, add=trained)
             if unknown is not None:
                 first[name] = unknown
@@ -463,7 +465,7 @@ def _group_of(table: AnyTable, field: str) -> tuple[object, ...]:
 def _layer_over(tables: Sequence[Any], field: str) -> JointLayer:
     """Return a layer over tables that are alike."""
     if isinstance(tables[0], ByKey):
-        return KeyedJointLayer(_joined([table.by_row for table in tables]), field)
+        return JointLayer(_joined([table.by_row for table in tables]), field, by_key=True)
     return JointLayer(_joined(tables), field)
 
 

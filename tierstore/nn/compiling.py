@@ -1,86 +1,23 @@
 """Lookups as operators of torch, for torch.compile, torch.export and torch.func.
 
-An operator gets the name of a module, which looks rows up and takes their gradient. Between forward
-and backward a graph carries a ticket, a number in a tensor that owns the batch.
+An operator gets the name of a layer, which looks rows up and takes their gradient. Between forward
+and backward a graph carries a ticket, a number in a tensor that owns what is pending.
 """
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tierstore._table.joint import Features, JointTable
-from tierstore._table.table import Table, where_from
-from tierstore.errors import ClosedError
-from tierstore.nn.autograd import Module, accumulates
-from tierstore.nn.jagged import Bags
-
-_BETWEEN = "\x1f"
-"""Stands between the names of features, and between modes: operators take no lists of texts.
-
-The separator of ASCII, since torch's compiler writes arguments into comments, which a line break
-would end (torch 2.11, for a GPU).
-"""
-_numbers = itertools.count(1)
-_modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_batches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-
-def register(module: Any, table: Table | JointTable, field: str) -> str:
-    """Give a module a name for the operators, valid as long as the module lives.
-
-    It begins with the store or files, tables and field, so that an exported program finds them
-    elsewhere.
-    """
-    tables = table.tables if isinstance(table, JointTable) else (table,)
-    places = " and ".join(dict.fromkeys(map(where_from, tables)))
-    names = ",".join(each.name for each in tables)
-    name = f"{_BETWEEN.join((places, names, field))}#{next(_numbers)}"
-    _modules[name] = module
-    return name
-
-
-def _named(name: str) -> Any:
-    """Return the module of this name, or another one over the same field."""
-    found = _modules.get(name)
-    if found is not None:
-        return found
-    where = name.rpartition("#")[0]
-    for other, module in list(_modules.items()):
-        if other.rpartition("#")[0] == where:
-            return module
-    places, table, field = where.split(_BETWEEN)
-    raise ClosedError(
-        f"this program looks up field {field!r} of table {table!r} of {places}, and no layer over "
-        "it is there: open that, make the same layer over it, and keep that while the program runs"
-    )
-
-
-class _Owner(np.ndarray[Any, Any]):
-    """Memory of a ticket, which owns the batch."""
-
-    batch: Any
-
-
-def _ticket(batch: Any) -> Tensor:
-    number = next(_numbers)
-    memory = np.array(number, np.int64).view(_Owner)
-    memory.batch = batch
-    _batches[number] = batch
-    return torch.from_numpy(memory)
-
-
-def _batch_of(ticket: Tensor) -> Any:
-    batch = _batches.get(int(ticket))
-    if batch is None:
-        raise ClosedError("the batch of this lookup has ended; run the forward pass again")
-    return batch
+from tierstore._table.joint import Features
+from tierstore.nn.autograd import Pending, Rows, accumulates
+from tierstore.nn.jagged import Bags, no_padding
+from tierstore.nn.naming import BETWEEN, named, of_ticket, ticket
+from tierstore.nn.part import Part, side_by_side
+from tierstore.nn.pooling import Pooling
 
 
 class Asked(NamedTuple):
@@ -99,33 +36,17 @@ class Asked(NamedTuple):
     modes: tuple[str, ...] = ()
 
 
-class JointModule(Protocol):
-    """What the operators need of a layer over several tables, besides what `Module` has."""
-
-    def _lease_features(self, ids: Tensor, asked: Asked) -> tuple[Any, Tensor]:
-        """Lease the rows of ids whose gradient may come; return that of each id, too."""
-
-    def _read_features(self, ids: Tensor, asked: Asked) -> Tensor:
-        """Return the row of each id, outside training."""
-
-    def _pool_features(
-        self, bags: Bags, asked: Asked, dtype: torch.dtype, *, weighed: bool
-    ) -> tuple[Any, Tensor]:
-        """Pool bags of rows whose gradient may come; return `(batch, features * dim)`, too."""
-
-    def _read_pooled(self, bags: Bags, asked: Asked, dtype: torch.dtype) -> Tensor:
-        """Pool bags outside training."""
-
-
 # The operators take the ids of a layer over one table, or of several features, one after another,
 # with their names, tables, lengths and padding; these with offsets and modes if they are pooled.
 
 
-@torch.library.custom_op("tierstore::lookup", mutates_args=())
-def lookup(
+@torch.library.custom_op("tierstore::look_up", mutates_args=())
+def _look_up(
     ids: Tensor,
     anchor: Tensor,
-    module: str,
+    layer: str,
+    trained: bool,
+    weighed: bool = False,
     offsets: Tensor | None = None,
     weights: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -134,207 +55,130 @@ def lookup(
     lengths: Sequence[int] | None = None,
     padding: Sequence[int] | None = None,
     modes: str = "",
-    weighed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch.
+    """Return the row of each id, `ids.shape + (dim,)`, and the ticket of what is pending.
 
     Rows have the type, device and `dim` of the anchor. Pooled ones are of `dtype`, `(batch,
-    features * dim)`, and `weighed` tells whether their weights need a gradient.
+    features * dim)`. `trained` and `weighed` tell whether the rows and the weights of bags need a
+    gradient; without, the ticket is of nothing.
     """
-    found = _named(module)
-    asked = _asked(names, tables, lengths, padding, modes)
-    if asked is None:
-        batch, rows = found._lease_rows(ids)
-    elif offsets is None:
-        batch, rows = found._lease_features(ids, asked)
+    found = named(layer)
+    pending: Rows | Pooling
+    if names is None:
+        pending = Rows(found)
     else:
-        bags = Bags(ids, offsets, weights)
-        batch, rows = found._pool_features(bags, asked, dtype, weighed=weighed)
-    return rows, _ticket(batch)
-
-
-@torch.library.custom_op("tierstore::read", mutates_args=())
-def read(
-    ids: Tensor,
-    anchor: Tensor,
-    module: str,
-    offsets: Tensor | None = None,
-    weights: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    tables: Sequence[int] | None = None,
-    names: str | None = None,
-    lengths: Sequence[int] | None = None,
-    padding: Sequence[int] | None = None,
-    modes: str = "",
-) -> Tensor:
-    """Return what `lookup` does, outside training."""
-    found: Any = _named(module)
-    asked = _asked(names, tables, lengths, padding, modes)
-    if asked is None:
-        rows: Tensor = found._read_rows(ids)
-    elif offsets is None:
-        rows = found._read_features(ids, asked)
-    else:
-        rows = found._read_pooled(Bags(ids, offsets, weights), asked, dtype)
-    return rows
+        features = Features(tuple(names.split(BETWEEN)), tuple(tables or ()))
+        counted = no_padding(ids, lengths or (), padding or ())
+        if offsets is None:
+            pending = Rows(found, features, list(lengths or ()), counted)
+        else:
+            columns = side_by_side(tuple(modes.split(BETWEEN)), found.embedding_dim)
+            bags = Bags(ids, offsets, weights)
+            part = Part.of(found, columns, bags, features, list(lengths or ()), counted=counted)
+            part.counted = counted
+            pending = Pooling([part], dtype, None, [trained], [weighed])
+    if trained or weighed:
+        return pending.forward(ids), ticket(pending)
+    return pending.read(ids), anchor.new_empty((), dtype=torch.int64)
 
 
 @torch.library.custom_op("tierstore::deposit", mutates_args=())
-def deposit(
-    gradient: Tensor,
-    ticket: Tensor,
-    anchor: Tensor,
-    module: str,
-    weights: Tensor | None,
-    pooled: bool,
+def _deposit(
+    gradient: Tensor, ticket: Tensor, anchor: Tensor, layer: str, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Give a module the gradient of a lookup; return the anchor's own, which is empty.
+    """Give a layer the gradient of a lookup; return the anchor's own, which is empty.
 
     And that of the weights of bags; empty where there are none.
     """
-    found, of_weights = _named(module), None
-    trained = accumulates(found._node)
-    if pooled:
-        of_weights = _batch_of(ticket).give(gradient, trained=trained)
-    elif trained:
-        found._take_gradient(_batch_of(ticket), gradient.reshape(-1, anchor.shape[1]))
-    none = anchor.new_empty(0) if weights is None else torch.zeros_like(weights)
-    return torch.empty_like(anchor), none if of_weights is None else of_weights
+    pending: Pending = of_ticket(ticket)
+    trained = [each and accumulates(named(layer)._node) for each in pending.trained]
+    (of_weights,) = pending.backward([gradient], trained)
+    found = anchor.new_empty(0) if weights is None else torch.zeros_like(weights)
+    return torch.empty_like(anchor), found if of_weights is None else found.copy_(of_weights)
 
 
-def _asked(
-    names: str | None,
-    tables: Sequence[int] | None,
-    lengths: Sequence[int] | None,
-    padding: Sequence[int] | None,
-    modes: str,
-) -> Asked | None:
-    """Return what is asked of a layer over several tables; None of one over a table."""
-    if names is None:
-        return None
-    features = Features(tuple(names.split(_BETWEEN)), tuple(tables or ()))
-    pooled = tuple(modes.split(_BETWEEN)) if modes else ()
-    return Asked(features, list(lengths or ()), padding or (), pooled)
-
-
-@read.register_fake
-def _like(
+@_look_up.register_fake
+def _(
     ids: Tensor,
     anchor: Tensor,
-    module: str,
+    layer: str,
+    trained: bool,
+    weighed: bool = False,
     offsets: Tensor | None = None,
     weights: Tensor | None = None,
     dtype: torch.dtype | None = None,
     tables: Sequence[int] | None = None,
     *_: Any,
-) -> Tensor:
-    dim = anchor.shape[1]
-    if offsets is None or tables is None:
-        return anchor.new_empty((*ids.shape, dim))
-    batch = (offsets.shape[0] - 1) // len(tables)
-    return anchor.new_empty((batch, len(tables) * dim), dtype=dtype)
+) -> tuple[Tensor, Tensor]:
+    dim, count = anchor.shape[1], len(tables or ())
+    if offsets is None:
+        rows = anchor.new_empty((*ids.shape, dim))
+    else:
+        rows = anchor.new_empty(((offsets.shape[0] - 1) // count, count * dim), dtype=dtype)
+    where = "cpu" if trained or weighed else anchor.device
+    return rows, torch.empty((), dtype=torch.int64, device=where)
 
 
-@lookup.register_fake
-def _(*args: Any) -> tuple[Tensor, Tensor]:
-    return _like(*args), torch.empty((), dtype=torch.int64)
-
-
-@deposit.register_fake
+@_deposit.register_fake
 def _(
-    gradient: Tensor,
-    ticket: Tensor,
-    anchor: Tensor,
-    module: str,
-    weights: Tensor | None,
-    pooled: bool,
+    gradient: Tensor, ticket: Tensor, anchor: Tensor, layer: str, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     of_weights = anchor.new_empty(0) if weights is None else torch.empty_like(weights)
     return torch.empty_like(anchor), of_weights
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, anchor, ctx.module, offsets, weights, *_rest = inputs
-    ctx.pooled = offsets is not None
+    _, anchor, ctx.layer, *_rest = inputs
+    weights = inputs[6]
     ctx.save_for_backward(output[1], anchor, *(() if weights is None else (weights,)))
 
 
 def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Any, ...]:
     ticket, anchor, *kept = ctx.saved_tensors
     weights = kept[0] if kept else None
-    given = deposit(gradient, ticket, anchor, ctx.module, weights, ctx.pooled)
-    return None, given[0], None, None, None if weights is None else given[1], *[None] * 7
+    of_anchor, of_weights = _deposit(gradient, ticket, anchor, ctx.layer, weights)
+    none = [None] * 4
+    return None, of_anchor, *none, None if weights is None else of_weights, *none, None, None
 
 
-lookup.register_autograd(_backward, setup_context=_remember)
+def _of_all(info: Any, in_dims: tuple[Any, ...], ids: Tensor, *rest: Any) -> tuple[Any, Any]:
+    return _look_up(ids.movedim(in_dims[0], 0), *rest), (0, None)
 
 
-class Transformed(torch.autograd.Function):
-    """Look up rows inside `torch.func`: what `Lookup` does, with a rule for `vmap`."""
-
-    @staticmethod
-    def forward(parameter: Tensor, ids: Tensor, module: Module) -> tuple[Tensor, Tensor]:
-        """Return the row of each id, `ids.shape + (dim,)`, and the ticket of the batch."""
-        batch, rows = module._lease_rows(ids)
-        return rows, _ticket(batch)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the ticket, which owns the batch."""
-        *_, ctx.module = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[None, None, None]:
-        """Give the module the gradient of the rows."""
-        (ticket,) = ctx.saved_tensors
-        if accumulates(ctx.next_functions[0][0]):
-            ctx.module._take_gradient(_batch_of(ticket), gradient.reshape(-1, gradient.shape[-1]))
-        return None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], parameter: Tensor, ids: Tensor, module: Module
-    ) -> tuple[Any, tuple[int, None]]:
-        """Look up the ids of all samples at once."""
-        return Transformed.apply(parameter, ids.movedim(in_dims[1], 0), module), (0, None)
-
-
-def _read_of_all(
-    info: Any, in_dims: tuple[Any, ...], ids: Tensor, *rest: Any
-) -> tuple[Tensor, int]:
-    return read(ids.movedim(in_dims[0], 0), *rest), 0
-
-
-read.register_vmap(_read_of_all)
+_look_up.register_autograd(_backward, setup_context=_remember)
+_look_up.register_vmap(_of_all)
 
 
 def look_up(
     ids: Tensor,
     layer: Any,
-    asked: Asked,
+    asked: Asked | None = None,
     offsets: Tensor | None = None,
     weights: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    *,
+    reads: bool = False,
 ) -> Tensor:
-    """Return the row of each id of some features within a graph, `(n, dim)`.
+    """Return the row of each id within a graph, `ids.shape + (dim,)`.
 
-    Or what their bags come to, `(batch, features * dim)`.
+    Or what bags come to, `(batch, features * dim)`.
 
     Args:
-        ids: int64 `(n,)`, one feature after another.
+        ids: of a layer over one table; or int64 `(n,)`, of one feature after another.
         layer: over the tables.
-        asked: what is to be looked up.
+        asked: what is to be looked up of several features.
         offsets: where each bag begins and the last one ends; None for rows.
         weights: of bags.
         dtype: of bags.
+        reads: whether no gradient comes back, also where the layer is trained.
     """
-    (names, tables), lengths, padding, modes = asked
-    told = dtype, tables, _BETWEEN.join(names), lengths, padding, _BETWEEN.join(modes)
-    trained, weighed = layer._trained, weights is not None and weights.requires_grad
-    anchor, number = layer._anchor if trained else layer._anchor.detach(), layer.number
-    if (trained or weighed) and torch.is_grad_enabled():
-        return lookup(ids, anchor, number, offsets, weights, *told, weighed)[0]
-    return read(ids, anchor.detach(), number, offsets, weights, *told)
+    told: tuple[Any, ...] = ()
+    if asked is not None:
+        (names, tables), lengths, padding, modes = asked
+        own = dtype, tables, BETWEEN.join(names), lengths, padding, BETWEEN.join(modes)
+        told = offsets, weights, *own
+    comes_back = torch.is_grad_enabled() and not reads
+    trained = layer._trained and comes_back
+    weighed = weights is not None and weights.requires_grad and comes_back
+    anchor = layer._anchor if trained else layer._anchor.detach()
+    return _look_up(ids, anchor, layer._number, trained, weighed, *told)[0]

@@ -28,14 +28,12 @@ from tierstore.errors import (
     ZeroRowsWarning,
     warn,
 )
-from tierstore.nn import autograd, compiling, pointers
-from tierstore.nn.autograd import Batch
+from tierstore.nn import compiling, pointers
+from tierstore.nn.autograd import Lookup, Rows, look_up
 from tierstore.nn.jagged import jagged
-from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
+from tierstore.nn.keyed import ByKey, numbered, while_named
 from tierstore.nn.layer import AVERAGED, RowsLayer
 from tierstore.nn.pretrained import taken_over
-from tierstore.nn.remote import RemoteBatch
-from tierstore.nn.rows import RowsParameter
 from tierstore.spec import TableSpec
 
 
@@ -110,6 +108,7 @@ class TieredEmbedding(RowsLayer):
         super().__init__(
             table if not isinstance(table, ByKey) else table.by_row,
             next(iter(table.fields)) if field is None else field,
+            by_key=keyed is not None,
         )
         self._keyed: ByKey | None = keyed
         self.padding_idx: int | None = from_start(padding_idx, table.rows)
@@ -138,11 +137,6 @@ class TieredEmbedding(RowsLayer):
                 "divide the loss of each id by how often it is in the batch"
             )
         from_start(padding_idx, rows)
-
-    def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
-        """Take a parameter, and a name for the operators."""
-        super()._begin(empty, rows)
-        self._number = compiling.register(self, rows.table, self.field)
 
     @classmethod
     def from_pretrained(
@@ -194,8 +188,6 @@ class TieredEmbedding(RowsLayer):
         Each lookup reads the averages of the last step. Raises InvalidInputError where none are
         kept; `TieredOptimizer(..., ema=0.999)` keeps them.
         """
-        if self._keyed is not None:
-            raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
         layer = copy.deepcopy(self, {AVERAGED: True})
         layer.look_up_averages()
         return layer
@@ -212,35 +204,30 @@ class TieredEmbedding(RowsLayer):
         """
         if isinstance(input, Tensor) and input.is_nested:
             ids = jagged(input)
-            rows = self._look_up(ids.values())
+            rows = TieredEmbedding.forward(self, ids.values())
             return torch.nested.nested_tensor_from_jagged(rows, ids.offsets())
-        return self._look_up(input)
-
-    def _look_up(self, ids: Tensor) -> Tensor:
         if self._keyed is not None:
-            return self._look_up_keys(ids, self._keyed)
-        if not isinstance(ids, Tensor):
+            return self._look_up_keys(input, self._keyed)
+        if not isinstance(input, Tensor):
             raise InvalidTypeError(
-                f"a layer takes ids as a tensor, not {type(ids).__name__}; for torch.fx give its "
+                f"a layer takes ids as a tensor, not {type(input).__name__}; for torch.fx give its "
                 "Tracer an is_leaf_module that is true for the layer"
             )
         if torch.compiler.is_compiling():
-            if self._trained and torch.is_grad_enabled():
-                return compiling.lookup(ids, self._anchor, self._number)[0]
-            return compiling.read(ids, self._anchor.detach(), self._number)
-        trained = self._own.trains(self)
-        if not torch._C._are_functorch_transforms_active():
-            if trained:
-                return autograd.Lookup.apply(self._own, ids, self)
-            return self._read_rows(ids)
-        if trained:
-            return compiling.Transformed.apply(self._own, ids, self)[0]
-        return compiling.read(ids, self._anchor.detach(), self._number)
+            return compiling.look_up(input, self)
+        if self._own.trains(self):
+            is_transformed = torch._C._are_functorch_transforms_active()
+            call = Lookup.apply if is_transformed else look_up
+            found: Tensor = call(Rows(self), self._own, input)
+            return found
+        if torch._C._are_functorch_transforms_active():
+            return compiling.look_up(input, self, reads=True)
+        return self.read_rows(input)
 
     def _look_up_keys(self, keys: Any, table: ByKey) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""
         self._check_eager(table)
-        if self._own.trains(self) and self.training:
+        if self._own.trains(self):
             return while_named([table], partial(self._look_up_trained, keys, table))
         self._own.settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
@@ -252,30 +239,23 @@ class TieredEmbedding(RowsLayer):
         If the device is likely to know all, rows are looked up before it has answered, so that it
         is not idle meanwhile; if the guess was wrong, the batch is dropped and looked up again.
         """
+        rows: Tensor
         if table.spec.admit_after is not None:
-            return self._look_up_admitted(*numbered(table, self.field, keys, add=True))
+            ids, first = numbered(table, self.field, keys, add=True)
+            known = None if first is None else first.without(ids.numel())
+            rows = look_up(Rows(self, counted=known), self._own, ids)
+            if first is not None:
+                first.put(rows.view(-1, self.embedding_dim))
+            return rows
         guessed = table._guessed(keys) if isinstance(table, KeyedTable) else None
         if guessed is not None:
-            rows, guess = guessed
-            found: Tensor = autograd.Lookup.apply(self._own, rows, self)
+            numbers, guess = guessed
+            found: Tensor = look_up(Rows(self), self._own, numbers)
             if guess.is_right():
                 return found
             del found
-        return autograd.Lookup.apply(self._own, table._rows_for(keys), self)
-
-    def _look_up_admitted(self, ids: Tensor, first: FirstRows | None) -> Tensor:
-        """Return the row of each id; those of keys that are not admitted have no gradient."""
-        flat = ids.reshape(-1)
-        is_known = torch.ones(len(flat), dtype=torch.bool)
-        if first is not None:
-            is_known[first.at] = False
-        known = is_known.nonzero()[:, 0].to(flat.device)
-        rows: Tensor = autograd.Lookup.apply(self._own, flat[known], self)
-        found = rows.new_zeros(len(flat), self.embedding_dim)
-        if first is not None:
-            first.put(found)
-        at = known.to(found.device)
-        return found.index_copy(0, at, rows).view(*ids.shape, self.embedding_dim)
+        rows = look_up(Rows(self), self._own, table._rows_for(keys))
+        return rows
 
     def _check_eager(self, table: ByKey) -> None:
         """Raise InvalidInputError where a graph is being made, which cannot look keys up."""
@@ -289,31 +269,6 @@ class TieredEmbedding(RowsLayer):
         """Start bringing the rows of a coming batch nearer; see `Table.prefetch`."""
         table = self.table if self._keyed is None else self._keyed
         table.prefetch(ids, window=window)
-
-    # -- what the operators call
-
-    def _lease_rows(self, ids: Tensor) -> tuple[Batch | RemoteBatch, Tensor]:
-        """Lease the rows of ids whose gradient may come; return them too, `ids.shape + (dim,)`."""
-        rows: Tensor
-        if self.is_shared:
-            batch = self.lease_rows(ids)
-            rows = batch.lease.expand(self.field).view(*ids.shape, self.embedding_dim)
-            return batch, rows.to(self._anchor)
-        if self._averages:
-            self._check_trained()
-        own = self._own
-        own.settle()
-        lease, rows = self.table._lease_and_read(ids, self.field)
-        batch = Batch(
-            self.table, ids, self.padding_idx, own.abandoned, lease=lease, zeros=own.zeros
-        )
-        return batch, rows if self._as_stored else rows.to(self._anchor)
-
-    def _take_gradient(self, batch: Batch | RemoteBatch, gradient: Tensor) -> None:
-        """Keep the gradient of each id's row, summed by row, for the optimizer."""
-        if batch.size:
-            own = gradient if self._as_stored else gradient.to(self._device, self._dtype)
-            self._own.deposit(batch.gradient(own))
 
     # -- as a module
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError, InvalidTypeError
-from tierstore.nn import compiling
+from tierstore.nn import compiling, naming
 from tierstore.nn.layer import copied
 
 
@@ -24,6 +24,8 @@ class FrozenEmbedding(torch.nn.Module):
     >>> layer(torch.tensor([[1, 2], [3, 1]])).shape
     torch.Size([2, 2, 16])
     """
+
+    _trained = False
 
     def __init__(self, table: Table, field: str | None = None) -> None:
         """Put a layer over a field of a table, the first if None; nothing is written.
@@ -46,17 +48,17 @@ class FrozenEmbedding(torch.nn.Module):
         self._dtype: torch.dtype = torch.float32 if self._scaled else item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
         self.register_buffer("_anchor", empty, persistent=False)
-        self._number = compiling.register(self, table, self.field)
+        self._number = naming.register(self, table, self.field)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the row of each id, `ids.shape + (dim,)`, in the type of the module."""
         if torch.compiler.is_compiling():
-            return compiling.read(ids, self._anchor, self._number)
+            return compiling.look_up(ids, self)
         if not isinstance(ids, Tensor):
             raise InvalidTypeError(
                 f"a layer takes ids as a tensor, not a {type(ids).__name__}: torch.as_tensor(ids)"
             )
-        return self._read_rows(ids)
+        return self.read_rows(ids)
 
     def prefetch(self, ids: Any, *, window: int = 16) -> None:
         """Bring the rows of a coming replay or batch nearer; see `Table.prefetch`."""
@@ -68,21 +70,13 @@ class FrozenEmbedding(torch.nn.Module):
 
     # -- what the operators call
 
-    def _read_rows(self, ids: Tensor) -> Tensor:
+    def read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids."""
         # Scales are multiplied in the type of the module; other rows are converted after.
         dtype = self._anchor.dtype if self._scaled else self._dtype
         out = torch.empty((*ids.shape, self._dim), dtype=dtype, device=self.table.device)
         self.table.read_into(ids, out, self.field)
         return out.to(self._anchor)
-
-    def _lease_rows(self, ids: Tensor) -> tuple[Any, Tensor]:
-        """Raise InvalidInputError: nothing is trained."""
-        raise InvalidInputError("a FrozenEmbedding is not trained; use TieredEmbedding")
-
-    def _take_gradient(self, batch: Any, gradient: Tensor) -> None:
-        """Raise InvalidInputError: nothing is trained."""
-        self._lease_rows(gradient)
 
     def extra_repr(self) -> str:
         """Name the table."""
@@ -91,5 +85,5 @@ class FrozenEmbedding(torch.nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return another layer over the same table; rows are not copied."""
         other = copied(self, memo)
-        other._number = compiling.register(other, self.table, self.field)
+        other._number = naming.register(other, self.table, self.field)
         return other

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from tierstore._table import keyed
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.keyed import DistributedKeyedTable
-from tierstore.errors import ClosedError, InvalidInputError
+from tierstore.errors import ClosedError
 from tierstore.nn.jagged import jagged
 
 T = TypeVar("T")
@@ -52,6 +51,12 @@ class FirstRows(NamedTuple):
         if not found:
             return None
         return cls(torch.cat([each.at for each in found]), torch.cat([each.rows for each in found]))
+
+    def without(self, ids: int) -> Tensor:
+        """Return for each of so many ids whether its key has a row, bool `(ids,)`."""
+        known = torch.ones(ids, dtype=torch.bool)
+        known[self.at] = False
+        return known
 
     def put(self, found: Tensor) -> None:
         """Put the rows in place of those that were read for the batch, `(ids, dim)`."""
@@ -105,42 +110,3 @@ def while_named(tables: Iterable[ByKey], call: Callable[[], T]) -> T:
 
 def _shard(table: ByKey) -> KeyedTable:
     return table if isinstance(table, KeyedTable) else table.shard
-
-
-class Reading:
-    """A layer over tables by key in a call that adds no key and trains none; see `pooling.Layer`.
-
-    Attributes:
-        table, field: those of the layer.
-    """
-
-    def __init__(self, layer: Any) -> None:
-        """Read through a layer."""
-        self.table: Any = layer.table
-        self.field: str = layer.field
-        self._own = layer._own
-        self._anchor: Tensor = layer._anchor
-        self._layer = layer
-
-    def _together(self) -> AbstractContextManager[Any]:
-        """Enter the store once for what a pass does."""
-        found: AbstractContextManager[Any] = self._layer._together()
-        return found
-
-    def lease_rows(self, rows: Tensor) -> Any:
-        """Raise InvalidInputError: no gradient comes back to these bags."""
-        raise InvalidInputError(
-            f"weights that need a gradient are for training: the bags of table {self.table.name!r} "
-            "are only read, in eval() or frozen"
-        )
-
-    read_lease = lease_rows
-
-    def expands(self, nbytes: int) -> bool:
-        """Return True: a row is read for each key."""
-        return True
-
-    def read_rows(self, rows: Tensor) -> Tensor:
-        """Return the row of each key, `(n, dim)`."""
-        found: Tensor = self._layer.read_rows(rows)
-        return found

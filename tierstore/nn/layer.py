@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -13,10 +13,12 @@ from torch import Tensor
 
 from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
-from tierstore._table.joint import JointTable
+from tierstore._table.joint import Features, JointTable
+from tierstore._table.recycled import Recycled
 from tierstore._table.table import Table, reads_each
 from tierstore.distributed.request import Call
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreWarning, warn
+from tierstore.nn import naming
 from tierstore.nn.autograd import Batch
 from tierstore.nn.average import Average
 from tierstore.nn.remote import RemoteBatch, RemoteLease, Shared
@@ -40,14 +42,19 @@ class RowsLayer(torch.nn.Module):
         embedding_dim: elements of a row.
         rows: the parameter.
         is_shared: whether ranks share the table.
+        by_key: whether ids are of keys: then it trains in training mode alone.
         padding_idx: a row that takes no part in training, or None.
+        memory: for gradients of features that are stored apart, as one tensor.
+        is_single: whether gradients are floats of 32 bits on the host.
     """
 
     rows: RowsParameter
     padding_idx: int | None = None
     _own: RowsParameter
 
-    def __init__(self, table: Table | JointTable | Shared, field: str) -> None:
+    def __init__(
+        self, table: Table | JointTable | Shared, field: str, *, by_key: bool = False
+    ) -> None:
         """Put a layer over a field. Raises InvalidTypeError for a type that torch cannot train."""
         super().__init__()
         item = table.spec.layout.field(field)
@@ -65,24 +72,30 @@ class RowsLayer(torch.nn.Module):
         self.table: Any = rows.table if shard is table else table
         self._shard: Any = rows.table
         """The rows of this rank."""
-        self._together: Callable[[], AbstractContextManager[Any]] = (
-            interrupts_deferred if self.is_shared else self._shard._together
+        self.together: Callable[[], AbstractContextManager[Any]] = (
+            interrupts_deferred
+            if self.is_shared or self._device == "cpu"
+            else self._shard._together
         )
-        """Enters the store once for a pass; for shared tables, only defers interrupts."""
+        """Enters the store once for a pass; on the host, and for ranks, only defers interrupts."""
         self.field: str = field
+        self.by_key: bool = by_key
         self.embedding_dim: int = item.dim
+        self.memory: Recycled = Recycled()
+        self.is_single: bool = self._dtype == torch.float32 and self._device == "cpu"
         self._averages: list[Average] = []
         """What is looked up in place of rows, of each table; none where these are."""
         self._begin(empty, rows)
 
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
-        """Take a parameter, and the type and device of an empty tensor."""
+        """Take a parameter, the type and device of an empty tensor, and a name for operators."""
         self.rows = rows
         self.__dict__["_own"] = rows  # also where something replaces what is registered
         rows.layers.add(self)
         self._trained: bool = rows.requires_grad
         """Whether the parameter requires a gradient; graphs are compiled for one answer."""
         self._follow(empty)
+        self._number: str = naming.register(self, rows.table, self.field)
 
     def _follow(self, empty: Tensor) -> None:
         """Take the type and device of an empty tensor, `(0, dim)`."""
@@ -94,20 +107,45 @@ class RowsLayer(torch.nn.Module):
 
     # -- what lookups call
 
-    def lease_rows(self, rows: Tensor) -> Batch | RemoteBatch:
-        """Lease rows whose gradient may come, wherever they are."""
-        if self._averages:
-            self._check_trained()
-        own, padding = self._own, self.padding_idx
-        if self.is_shared:
-            return RemoteBatch(self.table, rows, self.field, self._like, padding, own)
-        own.settle()
-        return Batch(self.table, rows, padding, own.abandoned, zeros=own.zeros)
+    def in_space(self, ids: Tensor, features: Features | None, lengths: Sequence[int]) -> Tensor:
+        """Return the rows that the ids of features stand for; see `JointTable.in_space`."""
+        if features is None:
+            return ids
+        found: Tensor = self.table.in_space(ids, features, lengths)
+        return found
 
-    def _check_trained(self) -> None:
-        """Raise InvalidInputError for averages."""
+    def lease_rows(
+        self,
+        ids: Tensor,
+        features: Features | None = None,
+        lengths: Sequence[int] = (),
+        counted: Tensor | None = None,
+    ) -> Batch | RemoteBatch:
+        """Lease the rows of ids whose gradient may come, wherever they are.
+
+        Args:
+            ids: of the table; or of `features`, int64 `(n,)`, one feature after another.
+            features: which; None for a layer over one table.
+            lengths: how many ids each has.
+            counted: bool `(n,)`, the ids that take part in training; None means all but padding.
+        """
         if self._averages:
-            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
+            self.refuse_training()
+        own = self._own
+        if features is None and counted is None and self.padding_idx is not None:
+            counted = ids.reshape(-1) != self.padding_idx
+        if self.is_shared:
+            rows = self.in_space(ids, features, lengths)
+            return RemoteBatch(self.table, rows, self.field, self._like, counted, own)
+        own.settle()
+        lease = None
+        if features is not None:
+            lease = self.table.lease_features(ids, features, lengths)
+        return Batch(self.table, ids, counted, own.abandoned, lease=lease, zeros=own.zeros)
+
+    def refuse_training(self) -> NoReturn:
+        """Raise InvalidInputError: averages are looked up."""
+        raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
 
     def read_lease(self, rows: Tensor) -> Lease | RemoteLease:
         """Lease rows that take no part in training, wherever they are."""
@@ -121,13 +159,13 @@ class RowsLayer(torch.nn.Module):
     def expands(self, nbytes: int) -> bool:
         """Tell whether to read a row for each id, so many bytes, that takes no part in training.
 
-        Averages always do.
+        Averages always do, and layers by key.
         """
-        if self._averages:
+        if self._averages or self.by_key:
             return True
         return not self.is_shared and reads_each(_first_of(self.table), nbytes)
 
-    def _read_rows(self, ids: Tensor) -> Tensor:
+    def read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training, or their averages."""
         settle = self._own.settle
         if self.is_shared:
@@ -143,8 +181,6 @@ class RowsLayer(torch.nn.Module):
         rows: Tensor = self.table.read(ids, self.field)
         return rows.to(self._anchor)
 
-    read_rows = _read_rows
-
     def _read_shard(self, rows: Tensor, *_: object) -> Tensor:
         """Return rows of this rank, `(n, dim)`."""
         found: Tensor = self._shard.read(rows, self.field)
@@ -157,10 +193,15 @@ class RowsLayer(torch.nn.Module):
 
     def _steps(self, rows: Tensor) -> int | Tensor:
         """Return the number of steps that were averaged, of all rows or of each, `(n, 1)`."""
-        return self._averages[0].steps
+        if not isinstance(self._shard, JointTable):
+            return self._averages[0].steps
+        steps = torch.tensor([each.steps for each in self._averages], device=rows.device)
+        return steps[self._shard.location.tables_of(rows)][:, None]
 
     def look_up_averages(self) -> None:
         """Look averages up from now on, frozen; raises InvalidInputError where none are kept."""
+        if self.by_key:
+            raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
         averages = [Average(table, self.field) for table in self._own.tables]
         for each in averages:
             each.check_kept()

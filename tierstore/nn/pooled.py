@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,8 @@ from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.device import Device
 from tierstore._tiers.gpu.launcher import Kernel, as_large_as_the_work
 from tierstore.nn.autograd import Batch, Gradient, cleared, left_over
+from tierstore.nn.part import Columns, Part
 from tierstore.spec import Field, RecordLayout
-
-if TYPE_CHECKING:
-    from tierstore.nn.pooling import Columns, Part
 
 _SOURCE = RECORDS.extended("tierstore.nn", "pool.cu")
 _Pool: Any = _SOURCE.structure("Pool")
@@ -252,7 +250,9 @@ class Form:
         self.kernels: _Kernels = _kernels_for(item, start, columns, dtype)
         self.has_means: bool = "mean" in columns.modes
         self.has_maxima: bool = "max" in columns.modes
-        self._features, self._count = columns.described(self.device), len(columns.modes)
+        modes = [MODES[mode] for mode in columns.modes]
+        described = torch.tensor([columns.first, modes], dtype=torch.int32)  # as kernels have it
+        self._features, self._count = described.T.contiguous().to(self.device), len(modes)
         self._work: Any = _Pool(dim=columns.dim, width=columns.width, start=start)
         self._work.features = self._features.data_ptr()
 
@@ -261,7 +261,7 @@ class Form:
         """Return the one for bags, or None if the kernel does not know their types."""
         columns, layer = part.columns, part.layer
         layout: RecordLayout = layer.table.spec.layout
-        kept = columns.form
+        kept: Form | None = columns.form
         if (
             kept is not None
             and kept._layout is layout
@@ -272,8 +272,8 @@ class Form:
             return kept
         if layout.field(layer.field).element.kernel is None or dtype not in _KERNEL_TYPES:
             return None
-        columns.form = cls(columns, layout, layer.field, dtype, on)
-        return columns.form
+        made = columns.form = cls(columns, layout, layer.field, dtype, on)
+        return made
 
     def work(self, bags: int) -> Any:
         """Return what a kernel is to do with so many bags, all but where they are."""

@@ -14,6 +14,7 @@ from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.request import Call, Request
 from tierstore.distributed.table import DistributedTable
 from tierstore.nn.autograd import Batch, Gradient, add_as_it_comes, sum_by_row
+from tierstore.nn.parts import SideBySide
 
 if TYPE_CHECKING:
     from tierstore.nn.rows import RowsParameter
@@ -94,9 +95,6 @@ class RemoteBatch:
         lease: on the rows of the batch.
     """
 
-    trained_positions = None
-    """All ids take part in training; the owner of a row of padding leaves it out."""
-
     local: Batch
 
     def __init__(
@@ -105,7 +103,7 @@ class RemoteBatch:
         ids: Tensor,
         field: str,
         like: Tensor,
-        padding_idx: int | None,
+        counted: Tensor | None,
         own: RowsParameter,
     ) -> None:
         """Request rows, and lease those requested here; every rank does so at the same time.
@@ -115,18 +113,19 @@ class RemoteBatch:
             ids: of this rank.
             field: what is looked up.
             like: `(0, dim)`, of its type.
-            padding_idx: see `DistributedTable.padding`.
+            counted: for each id whether it takes part in training, or None if all do, as on all
+                ranks alike.
             own: the parameter, which settles before.
         """
         self._scale = table.ranks if table.average else 1
 
         def serve(request: Request) -> Answer:
-            padding = table.padding(padding_idx)
-            self.local = Batch(table.shard, request.asked, padding, own.abandoned)
+            self.local = Batch(table.shard, request.asked, None, own.abandoned)
             return _answered(self.local.lease, field)
 
         request, rows = table.look_up(ids, Call("look up", field), like, serve, own.settle)
         self._request = request
+        self._counted = counted
         self.size: int = request.total
         self.lease: RemoteLease = RemoteLease(request, rows, self.local.lease)
 
@@ -134,6 +133,16 @@ class RemoteBatch:
     def positions(self) -> Tensor:
         """For each id, the index of its row among those that came."""
         return self._request.positions
+
+    @property
+    def trained_positions(self) -> Tensor | None:
+        """The positions, -1 for ids that take no part in training; None where all do."""
+        if self._counted is None:
+            return None
+        return torch.where(self._counted.to(self.positions.device), self.positions, -1)
+
+    def firsts(self, tables: Sequence[int]) -> None:
+        """Return None: no rank knows where rows of all lie; see `Batch.firsts`."""
 
     def counts(self, lengths: Sequence[int]) -> Sequence[int]:
         """Return for each feature whether any rank has ids of it; see `Batch.counts`."""
@@ -144,12 +153,15 @@ class RemoteBatch:
         of_each: Tensor,
         positions: Tensor | None = None,
         touched: frozenset[int] | None = None,
+        columns: SideBySide | None = None,
     ) -> Gradient:
         """Return the gradient of the rows of this rank's shard, summed over all ranks.
 
         `of_each` `(ids, dim)` is that of this rank's ids; for the rest see `Batch.gradient`. Sums
         by row go to the owners, which add them in the order of ranks.
         """
+        of_each = of_each if columns is None else columns.in_order(of_each)
+        positions = self.trained_positions if positions is None else positions
         where = self.positions if positions is None else positions
         return self._given(of_each, lambda: self._summed(of_each, where), positions, touched)
 
@@ -180,6 +192,7 @@ class RemoteBatch:
         Rows that no rank's `positions` name take no part in training; None names all. Every rank
         gives some, or none does.
         """
+        positions = self.trained_positions if positions is None else positions
         return self._given(values, lambda: values, positions, touched)
 
     def _given(
@@ -200,9 +213,7 @@ class RemoteBatch:
         given: Any = None
         if positions is not None:
             arrived, marks = _unmarked(arrived, like)
-            own = self.local.trained_positions
-            own = self.local.positions if own is None else own
-            given = torch.where(marks, own, -1)
+            given = torch.where(marks, self.local.positions, -1)
         touched = self._request.touched if touched is None else touched
         gradient = self.local.gradient(arrived, given, touched)
         if self._scale != 1:

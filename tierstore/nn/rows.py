@@ -28,7 +28,8 @@ from tierstore.errors import (
     warn,
 )
 from tierstore.nn.apart import check_not_apart, in_group
-from tierstore.nn.autograd import Abandoned, Batch, Gradient, merged, placed
+from tierstore.nn.autograd import Abandoned, Batch, Gradient
+from tierstore.nn.merging import merged, placed
 from tierstore.nn.norms import ShardGradient
 from tierstore.nn.placed import Order, PlacedRows, like, one_batch, plain
 from tierstore.nn.values import FREE, NoRows, OfRows, refused
@@ -309,8 +310,10 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
     # -- what layers and optimizers call
 
-    def trains(self, layer: torch.nn.Module) -> bool:
+    def trains(self, layer: Any) -> bool:
         """Whether a lookup of a layer over the field keeps its rows for a gradient.
+
+        Layers by key are trained in training mode alone.
 
         Raises InvalidInputError in `torch.jit.trace`, where ranks that do not share the rows train
         them, and if what replaced the parameter of the layer wants a gradient.
@@ -320,6 +323,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         registered = layer._parameters["rows"]
         if registered is self:
             trained: bool = _requires_grad.__get__(self) and torch.is_grad_enabled()
+            trained = trained and (layer.training or not layer.by_key)
             if trained and in_group() and self.optimizers:
                 check_not_apart(self.table, self.optimizers)
             return trained
