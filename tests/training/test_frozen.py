@@ -62,7 +62,7 @@ def test_a_program_reads_its_own_file_only(tmp_path: Path) -> None:
     ids = torch.tensor([3, 1])
     with tierstore.attach({"item": files[0]}) as one, tierstore.attach({"item": files[1]}) as two:
         layer, kept = FrozenEmbedding(one["item"]), FrozenEmbedding(two["item"])
-        name, anchor = inside.number(layer), layer._anchor
+        name, anchor = inside.number(layer), layer.anchor
         assert read(ids, anchor, name).eq(0).all()
         del layer
         with pytest.raises(ClosedError, match=r"'item' of weight of .*a\.npy, and no layer"):
@@ -77,7 +77,7 @@ def test_a_program_reads_its_own_memory_only() -> None:
     spec = tierstore.TableSpec(ROWS, DIM)
     with MemoryTable(spec) as one, MemoryTable(spec) as two:
         layer, kept = FrozenEmbedding(one.table), FrozenEmbedding(two.table)
-        name, anchor = inside.number(layer), layer._anchor
+        name, anchor = inside.number(layer), layer.anchor
         other = FrozenEmbedding(one.table)
         del layer
         assert read(torch.tensor([1]), anchor, name).shape == (1, DIM)

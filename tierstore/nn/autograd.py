@@ -1,6 +1,6 @@
 """Lookups in autograd: the batch of one, its gradient, and the sum of gradients by row.
 
-    rows = look_up(Rows(layer), layer._own, ids)
+    rows = look_up(Rows(layer), layer.own, ids)
 
 There is one function of autograd. What was looked up lives as long as autograd's own graph. The
 gradient goes to the layers, which give it to their parameters: autograd itself has none for those,
@@ -465,9 +465,7 @@ class Rows:
                 rows = self._batch.lease.expand(layer.field)
                 rows = rows.view(*ids.shape, layer.embedding_dim)
             else:
-                if layer._averages:
-                    layer.refuse_training()
-                own = layer._own
+                own = layer.own
                 own.settle()
                 table: Any = layer.table
                 if features is None:
@@ -479,8 +477,8 @@ class Rows:
                 self._batch = Batch(
                     table, ids, counted, own.abandoned, lease=lease, zeros=own.zeros
                 )
-            if not layer._as_stored:
-                rows = rows.to(layer._anchor)
+            if not layer.as_stored:
+                rows = rows.to(layer.anchor)
         return self._parts(rows) if self.apart else rows
 
     def _parts(self, rows: Tensor) -> Any:
@@ -515,9 +513,9 @@ class Rows:
                 whole = whole.reshape(-1, layer.embedding_dim)
             else:
                 whole, columns = as_one(there, layer.memory, firsts)
-            if not (layer._as_stored or isinstance(whole, Apart)):
+            if not (layer.as_stored or isinstance(whole, Apart)):
                 whole = whole.to(layer._device, layer._dtype)
-            layer._own.deposit(batch.gradient(whole, positions, touched, columns))
+            layer.own.deposit(batch.gradient(whole, positions, touched, columns))
         return (None,)
 
     def _firsts(self) -> list[int] | None:

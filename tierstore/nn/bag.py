@@ -101,7 +101,7 @@ class TieredEmbeddingBag(TieredEmbedding):
         first = None
         if self._keyed is not None:
             self._check_eager(self._keyed)
-            input, first = numbered(self._keyed, self.field, input, add=self._own.trains(self))
+            input, first = numbered(self._keyed, self.field, input, add=self.own.trains(self))
         bags = Bags.of(input, offsets, per_sample_weights, ends=self.include_last_offset)
         if bags.weights is not None and self.mode != "sum":
             raise InvalidInputError(f"per_sample_weights are for mode 'sum', not {self.mode!r}")
@@ -113,7 +113,7 @@ class TieredEmbeddingBag(TieredEmbedding):
             or self._averages
         ):
             return self._expanded(bags)
-        every, trains = (len(bags.ids),), self._own.trains(self)
+        every, trains = (len(bags.ids),), self.own.trains(self)
         return pool([Part(self, self._columns, bags, None, every, (0,), first, trains=trains)])[0]
 
     def _expanded(self, bags: Bags) -> Tensor:

@@ -384,7 +384,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
             places,
             without_row,
             counted,
-            trains=part.layer._own.trains(part.layer),
+            trains=part.layer.own.trains(part.layer),
         )
 
     def _arrange(self, names: tuple[str, ...]) -> _Plan:

@@ -140,7 +140,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         >>> opt = tierstore.optim.TieredOptimizer(torch.optim.Adam, groups, lr=1e-3)
         """
         group, number = self._place(feature)
-        return self._layer(group)._own.part(number)
+        return self._layer(group).own.part(number)
 
     def averaged(self) -> Self:
         """Return a frozen copy of the collection whose rows are their moving averages.
@@ -240,7 +240,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         def number(name: str, keys: Any) -> Tensor:
             table, field = self._by_key[name], self._sources[name][1]
             layer = self._layer(self._places[name][0])
-            trained = add and layer._own.trains(layer)
+            trained = add and layer.own.trains(layer)
             numbers, unknown = numbered(table, field, keys, add=trained)
             if unknown is not None:
                 first[name] = unknown

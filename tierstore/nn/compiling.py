@@ -180,5 +180,5 @@ def look_up(
     comes_back = torch.is_grad_enabled() and not reads
     trained = layer._trained and comes_back
     weighed = weights is not None and weights.requires_grad and comes_back
-    anchor = layer._anchor if trained else layer._anchor.detach()
+    anchor = layer.anchor if trained else layer.anchor.detach()
     return _look_up(ids, anchor, layer._number, trained, weighed, *told)[0]

@@ -215,10 +215,10 @@ class TieredEmbedding(RowsLayer):
             )
         if torch.compiler.is_compiling():
             return compiling.look_up(input, self)
-        if self._own.trains(self):
+        if self.own.trains(self):
             is_transformed = torch._C._are_functorch_transforms_active()
             call = Lookup.apply if is_transformed else look_up
-            found: Tensor = call(Rows(self), self._own, input)
+            found: Tensor = call(Rows(self), self.own, input)
             return found
         if torch._C._are_functorch_transforms_active():
             return compiling.look_up(input, self, reads=True)
@@ -227,11 +227,11 @@ class TieredEmbedding(RowsLayer):
     def _look_up_keys(self, keys: Any, table: ByKey) -> Tensor:
         """Return the row of each key; those that are new get one where they are trained."""
         self._check_eager(table)
-        if self._own.trains(self):
+        if self.own.trains(self):
             return while_named([table], partial(self._look_up_trained, keys, table))
-        self._own.settle()
+        self.own.settle()
         rows: Tensor = table.read(keys, self.field, as_tensor=True)
-        return rows.to(self._anchor)
+        return rows.to(self.anchor)
 
     def _look_up_trained(self, keys: Any, table: ByKey) -> Tensor:
         """Return the row of each key; those that are new get one, if the table admits them.
@@ -243,18 +243,18 @@ class TieredEmbedding(RowsLayer):
         if table.spec.admit_after is not None:
             ids, first = numbered(table, self.field, keys, add=True)
             known = None if first is None else first.without(ids.numel())
-            rows = look_up(Rows(self, counted=known), self._own, ids)
+            rows = look_up(Rows(self, counted=known), self.own, ids)
             if first is not None:
                 first.put(rows.view(-1, self.embedding_dim))
             return rows
         guessed = table._guessed(keys) if isinstance(table, KeyedTable) else None
         if guessed is not None:
             numbers, guess = guessed
-            found: Tensor = look_up(Rows(self), self._own, numbers)
+            found: Tensor = look_up(Rows(self), self.own, numbers)
             if guess.is_right():
                 return found
             del found
-        rows = look_up(Rows(self), self._own, table._rows_for(keys))
+        rows = look_up(Rows(self), self.own, table._rows_for(keys))
         return rows
 
     def _check_eager(self, table: ByKey) -> None:
@@ -332,10 +332,10 @@ class TieredEmbedding(RowsLayer):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}rows"] = self._anchor.detach()
+        destination[f"{prefix}rows"] = self.anchor.detach()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        rows, empty = self._parameters["rows"], self._anchor.detach()
+        rows, empty = self._parameters["rows"], self.anchor.detach()
         self._parameters["rows"] = torch.nn.Parameter(empty.clone())
         try:
             super()._load_from_state_dict({**state_dict, f"{prefix}rows": empty}, prefix, *rest)

@@ -47,7 +47,7 @@ class FrozenEmbedding(torch.nn.Module):
         self._scaled: bool = item.scaled is not None
         self._dtype: torch.dtype = torch.float32 if self._scaled else item.element.torch_dtype()
         empty = torch.empty(0, item.dim, dtype=self._dtype, device=table.device)
-        self.register_buffer("_anchor", empty, persistent=False)
+        self.register_buffer("anchor", empty, persistent=False)
         self._number = naming.register(self, table, self.field)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -73,10 +73,10 @@ class FrozenEmbedding(torch.nn.Module):
     def read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids."""
         # Scales are multiplied in the type of the module; other rows are converted after.
-        dtype = self._anchor.dtype if self._scaled else self._dtype
+        dtype = self.anchor.dtype if self._scaled else self._dtype
         out = torch.empty((*ids.shape, self._dim), dtype=dtype, device=self.table.device)
         self.table.read_into(ids, out, self.field)
-        return out.to(self._anchor)
+        return out.to(self.anchor)
 
     def extra_repr(self) -> str:
         """Name the table."""

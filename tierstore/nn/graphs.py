@@ -61,9 +61,9 @@ def pool(
     found: dict[str, Tensor] = {}
     if not layers:
         raise InvalidInputError("a call needs the bags of at least one feature")
-    dtype = layers[0][0]._anchor.dtype
+    dtype = layers[0][0].anchor.dtype
     for layer, _ in layers:
-        dtype = torch.promote_types(dtype, layer._anchor.dtype)
+        dtype = torch.promote_types(dtype, layer.anchor.dtype)
     for layer, features in layers:
         names = features.names
         ids, lengths = _joined(given, names)

@@ -81,8 +81,8 @@ class JointLayer(RowsLayer):
         """
         self.refuse_transforms()
         rows = Rows(self, features, lengths, counted, apart=apart)
-        if self._own.trains(self):
-            return look_up(rows, self._own, ids)
+        if self.own.trains(self):
+            return look_up(rows, self.own, ids)
         with self.together():
             return rows.read(ids)
 

@@ -41,6 +41,9 @@ class RowsLayer(torch.nn.Module):
         field: the field that is looked up and trained.
         embedding_dim: elements of a row.
         rows: the parameter.
+        own: the same, also where something replaces what is registered.
+        anchor: what compiled graphs attach rows to: unlike the parameter, it is always empty.
+        as_stored: whether rows are returned in the type and on the device of the table.
         is_shared: whether ranks share the table.
         by_key: whether ids are of keys: then it trains in training mode alone.
         padding_idx: a row that takes no part in training, or None.
@@ -50,7 +53,7 @@ class RowsLayer(torch.nn.Module):
 
     rows: RowsParameter
     padding_idx: int | None = None
-    _own: RowsParameter
+    own: RowsParameter
 
     def __init__(
         self, table: Table | JointTable | Shared, field: str, *, by_key: bool = False
@@ -90,20 +93,18 @@ class RowsLayer(torch.nn.Module):
     def _begin(self, empty: Tensor, rows: RowsParameter) -> None:
         """Take a parameter, the type and device of an empty tensor, and a name for operators."""
         self.rows = rows
-        self.__dict__["_own"] = rows  # also where something replaces what is registered
+        self.__dict__["own"] = rows  # also where something replaces what is registered
         rows.layers.add(self)
-        self._trained: bool = rows.requires_grad
-        """Whether the parameter requires a gradient; graphs are compiled for one answer."""
+        self.let_train(rows.requires_grad)
         self._follow(empty)
         self._number: str = naming.register(self, rows.table, self.field)
 
     def _follow(self, empty: Tensor) -> None:
         """Take the type and device of an empty tensor, `(0, dim)`."""
-        self._as_stored: bool = empty.dtype == self._dtype and str(empty.device) == self._device
-        self._anchor = empty.detach().requires_grad_()
-        """What compiled graphs attach rows to: unlike the parameter, it is always empty."""
-        self._node = torch.autograd.graph.get_gradient_edge(self._anchor).node
-        self._own.rest(self._anchor)
+        self.as_stored: bool = empty.dtype == self._dtype and str(empty.device) == self._device
+        self.anchor = empty.detach().requires_grad_()
+        self._node = torch.autograd.graph.get_gradient_edge(self.anchor).node
+        self.own.rest(self.anchor)
 
     # -- what lookups call
 
@@ -129,13 +130,11 @@ class RowsLayer(torch.nn.Module):
             lengths: how many ids each has.
             counted: bool `(n,)`, the ids that take part in training; None means all but padding.
         """
-        if self._averages:
-            self.refuse_training()
-        own = self._own
+        own = self.own
         if features is None and counted is None and self.padding_idx is not None:
             counted = ids.reshape(-1) != self.padding_idx
         if self.is_shared:
-            rows = self.in_space(ids, features, lengths)
+            rows = ids if features is None else self.table.in_space(ids, features, lengths)
             return RemoteBatch(self.table, rows, self.field, self._like, counted, own)
         own.settle()
         lease = None
@@ -143,13 +142,16 @@ class RowsLayer(torch.nn.Module):
             lease = self.table.lease_features(ids, features, lengths)
         return Batch(self.table, ids, counted, own.abandoned, lease=lease, zeros=own.zeros)
 
-    def refuse_training(self) -> NoReturn:
-        """Raise InvalidInputError: averages are looked up."""
-        raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
+    def let_train(self, trained: bool) -> None:
+        """Note whether the rows are trained; raises InvalidInputError for averages."""
+        if trained and self._averages:
+            raise InvalidInputError("averages are not trained: freeze them, requires_grad_(False)")
+        self._trained: bool = trained
+        """Whether the parameter requires a gradient; graphs are compiled for one answer."""
 
     def read_lease(self, rows: Tensor) -> Lease | RemoteLease:
         """Lease rows that take no part in training, wherever they are."""
-        settle = self._own.settle
+        settle = self.own.settle
         if self.is_shared:
             return RemoteLease.of(self.table, rows, self.field, self._like, settle)
         settle()
@@ -167,19 +169,19 @@ class RowsLayer(torch.nn.Module):
 
     def read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows of ids that take no part in training, or their averages."""
-        settle = self._own.settle
+        settle = self.own.settle
         if self.is_shared:
             call, like, read = Call("look up", self.field), self._like, self._read_shard
             if self._averages:
                 call, like = Call("average", self.field), self._averages[0].like()
                 read = self._averaged
             of_ranks: Tensor = self.table.read_with(ids, call, like, read, settle)
-            return of_ranks.view(*ids.shape, self.embedding_dim).to(self._anchor)
+            return of_ranks.view(*ids.shape, self.embedding_dim).to(self.anchor)
         settle()
         if self._averages:
-            return self._averaged(ids).to(self._anchor)
+            return self._averaged(ids).to(self.anchor)
         rows: Tensor = self.table.read(ids, self.field)
-        return rows.to(self._anchor)
+        return rows.to(self.anchor)
 
     def _read_shard(self, rows: Tensor, *_: object) -> Tensor:
         """Return rows of this rank, `(n, dim)`."""
@@ -202,7 +204,7 @@ class RowsLayer(torch.nn.Module):
         """Look averages up from now on, frozen; raises InvalidInputError where none are kept."""
         if self.by_key:
             raise InvalidInputError(f"table {self.table.name!r} is by key; averages go by row")
-        averages = [Average(table, self.field) for table in self._own.tables]
+        averages = [Average(table, self.field) for table in self.own.tables]
         for each in averages:
             each.check_kept()
         self._averages = averages
@@ -216,7 +218,7 @@ class RowsLayer(torch.nn.Module):
         Raises InvalidInputError for the device "meta", where there are no rows to look up.
         """
         with torch.no_grad():
-            empty = fn(self._anchor)
+            empty = fn(self.anchor)
         if empty.is_meta:
             raise InvalidInputError(
                 f"the rows of table {self.table.name!r} are not on the device meta: convert the "
@@ -269,12 +271,12 @@ class RowsLayer(torch.nn.Module):
                 "store.save(path) and make a model over that",
                 TierStoreWarning,
             )
-        rows = memo.get(id(self._own))  # that of another layer over the field, copied with this one
+        rows = memo.get(id(self.own))  # that of another layer over the field, copied with this one
         if type(rows) is not RowsParameter:
-            rows = memo[id(self._own)] = RowsParameter(self._shard, self.field, self._anchor)
-            rows.requires_grad = self._own.requires_grad
+            rows = memo[id(self.own)] = RowsParameter(self._shard, self.field, self.anchor)
+            rows.requires_grad = self.own.requires_grad
         other = copied(self, memo)
-        other._begin(self._anchor, rows)
+        other._begin(self.anchor, rows)
         return other
 
 

@@ -41,7 +41,7 @@ def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> Sequence[
     trained = [part.trains for part in parts]
     pending = Pooling(parts, type_of(parts), split, trained, weighed)
     if any(trained) or any(weighed):
-        found: Any = look_up(pending, *[each.layer._own for each in parts], *weights)
+        found: Any = look_up(pending, *[each.layer.own for each in parts], *weights)
         return (found,) if split is None else found
     whole = pending.read()
     return (whole,) if split is None else (whole, *whole.split(split, 1))
@@ -50,8 +50,8 @@ def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> Sequence[
 def type_of(parts: Sequence[Part]) -> torch.dtype:
     """Return the type that takes the rows of all layers."""
     if len(parts) == 1:
-        return parts[0].layer._anchor.dtype
-    return functools.reduce(torch.promote_types, [part.layer._anchor.dtype for part in parts])
+        return parts[0].layer.anchor.dtype
+    return functools.reduce(torch.promote_types, [part.layer.anchor.dtype for part in parts])
 
 
 class Pooling:
@@ -89,7 +89,7 @@ class Pooling:
             else:
                 with layer.read_lease(ids) as lease:
                     out, _ = _pooled(part, lease, self.dtype, out)
-        found: Tensor = out.to(self.parts[0].layer._anchor.device)
+        found: Tensor = out.to(self.parts[0].layer.anchor.device)
         return found
 
     def forward(self, *tensors: Any) -> Any:
@@ -108,7 +108,7 @@ class Pooling:
                     part, batch.lease, self.dtype, out, trained=trained, weighed=weighed
                 )
                 self._pooled.append((batch, how))
-        out = out.to(self.parts[0].layer._anchor.device)
+        out = out.to(self.parts[0].layer.anchor.device)
         if self.split is None:
             return out
         return out, *torch.unsafe_split_with_sizes(out, self.split, 1)
@@ -130,7 +130,7 @@ class Pooling:
                     batch, gradient, given, trained=trained[k], weighed=self.weighed[k]
                 )
                 if whole is not None:
-                    part.layer._own.deposit(whole)
+                    part.layer.own.deposit(whole)
             if of_weights is not None:
                 found[k] = part.of_all(of_weights)
         return found

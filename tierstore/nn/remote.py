@@ -161,7 +161,8 @@ class RemoteBatch:
         by row go to the owners, which add them in the order of ranks.
         """
         of_each = of_each if columns is None else columns.in_order(of_each)
-        positions = self.trained_positions if positions is None else positions
+        if positions is None and self._counted is not None:
+            positions = self.trained_positions
         where = self.positions if positions is None else positions
         return self._given(of_each, lambda: self._summed(of_each, where), positions, touched)
 

@@ -273,15 +273,15 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the layers over the field are trained."""
+        """Whether the layers over the field are trained; averages raise InvalidInputError."""
         found: bool = _requires_grad.__get__(self)
         return found
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        _requires_grad.__set__(self, value)
         for layer in self.layers:
-            layer._trained = value
+            layer.let_train(value)
+        _requires_grad.__set__(self, value)
 
     def requires_grad_(self, requires_grad: bool = True) -> RowsParameter:
         """Freeze, or train, the layers over the field."""
