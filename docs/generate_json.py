@@ -1,9 +1,11 @@
 """Write docs/json.md, the shape of what commands print with --json, from what they print."""
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 from click.testing import CliRunner
 
+import tierstore
 from tierstore_cli.main import cli
 
 PAGE = Path(__file__).with_name("json.md")
@@ -24,7 +27,8 @@ With `--json` a command prints one object on one line of stdout. Keys stay; new 
 marks a value that was null in the example, so its type is not shown; `<name>` is any name, `[…]` a
 list of such values. Sizes are bytes, times are seconds since 1970, NaN and infinities null, of
 which a note on stderr says how many there are. Rows are printed as they are read: where one cannot
-be, `error` is the last key of the object. A byte of a file name that is not UTF-8 is a lone
+be, `error` is the last key of the object; `follow` and `top` print an object for each version and
+each look. A byte of a file name that is not UTF-8 is a lone
 surrogate, `\\udc80` to `\\udcff`, of which `os.fsencode` makes the byte again. `doctor`, whose keys
 follow the machine, is not listed. In `bench`, `link_bytes` is a number and `gpu_…` are times where
 there is a GPU; `counts` are the rows of the batches that were measured, for `cold` the pages of 4
@@ -33,19 +37,17 @@ KiB, and `seconds` what each took. A command that fails prints an `error` and no
 """
 
 NAMED = {
-    ("alter", "fields"),
-    ("mend", "mended"),
-    ("mend", "copied"),
-    ("mend", "bad_rows"),
-    ("diff --changed", "tables"),
-    ("diff --changed", "rows"),
-    ("diff --out", "tables"),
-    ("patch", "tables"),
-    ("repair", "tables"),
-    ("save", "backends"),
-    ("save --incremental", "rows"),
+    "backends",
+    "bad_rows",
+    "copied",
+    "fields",
+    "mended",
+    "removed",
+    "rows",
+    "tables",
+    "values",
 }
-"""Objects whose keys are names of tables."""
+"""Keys of objects whose own keys are names of tables or fields."""
 
 OPTIONS = {
     "--stats",
@@ -54,12 +56,14 @@ OPTIONS = {
     "--ids-from",
     "--out",
     "--dry-run",
+    "--removed",
+    "--trace",
     "--upsert",
     "--incremental",
 }
 """Those with which a command prints other keys."""
 
-ALIKE = ("init", "grow", "plan", "simulate")
+ALIKE = ("init", "grow", "simulate")
 """Commands that print the same keys with each of these options."""
 
 COMMANDS = """\
@@ -100,8 +104,17 @@ repair emb.tier fixed.tier
 drop emb.tier thing
 load emb.tier some.csv --key-column key
 simulate ids.npy --rows 50 --batch 10
+init keyed.tier --table user --by-key int64 --track-uses --dim 2
+load keyed.tier users.csv --table user --key-column id --upsert
+keep keyed.tier before
+remove keyed.tier --key 1
+expire keyed.tier --fewer-than 2
+diff keyed.tier before --removed
+top keyed.tier --count 1
+follow keyed.tier --count 1 --every 0.01 --timeout 60
 bench --size 2MiB --seconds 0.01
 plan --rows 50 --dim 4 --trace ids.npy --batch 10
+plan --rows 50 --dim 4
 inspect nothing.tier
 """
 """One after another in an empty directory."""
@@ -110,9 +123,9 @@ inspect nothing.tier
 def shape(value: Any, *, named: bool = False) -> Any:
     """Return what a value of JSON is: a word, or a list or dict of such."""
     if isinstance(value, dict):
-        if named:
+        if named and "table" not in value:
             return {"<name>": shape(next(iter(value.values())))} if value else {}
-        return {key: shape(each) for key, each in value.items()}
+        return {key: shape(each, named=key in NAMED) for key, each in value.items()}
     if isinstance(value, list):
         return [shape(value[0])] if value else []
     words = {str: "text", bool: "bool", int: "integer", float: "number", type(None): "?"}
@@ -132,6 +145,7 @@ def printed() -> Iterator[tuple[str, Any]]:
             Path("more.txt").write_text("".join(f"m{row}\n" for row in range(20)))
             rows = np.random.default_rng(1).random((3, 4)).round(3).tolist()
             lines = [",".join(map(str, [f"k{3 * at}", *row])) for at, row in enumerate(rows)]
+            Path("users.csv").write_text("id,a,b\n1,.5,.25\n2,.5,.25\n3,.5,.25\n")
             Path("some.csv").write_text("\n".join(["key,a,b,c,d", *lines, ""]))
             for line in COMMANDS.splitlines():
                 yield from _run(line)
@@ -141,9 +155,30 @@ def printed() -> Iterator[tuple[str, Any]]:
             os.environ.update({} if cache is None else {"XDG_CACHE_HOME": cache})
 
 
+@contextlib.contextmanager
+def committing(path: str) -> Iterator[None]:
+    """Commit again and again to a store whose first table is by key, while the body runs."""
+    ended = threading.Event()
+
+    def commit() -> None:
+        with tierstore.open(path, "r+") as store:
+            while not ended.wait(0.05):
+                next(iter(store.values())).write([7], np.ones((1, 2), np.float32))
+                store.commit()
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def _run(line: str) -> Iterator[tuple[str, Any]]:
     words = line.split()
-    result = CliRunner().invoke(cli, [*words, "--json"])
+    with committing(words[1]) if words[0] == "follow" else contextlib.nullcontext():
+        result = CliRunner().invoke(cli, [*words, "--json"])
     found = json.loads(result.stdout)
     if "error" in found and words[1] != "nothing.tier":
         sys.exit(f"{line}: {found}")
@@ -154,7 +189,7 @@ def _run(line: str) -> Iterator[tuple[str, Any]]:
     if words.count("--id") > 1:
         option = "of several rows"
     title = "error" if "error" in found else f"{words[0]} {option}".strip()
-    yield title, {key: shape(each, named=(title, key) in NAMED) for key, each in found.items()}
+    yield title, shape(found)
 
 
 def page() -> str:
