@@ -38,6 +38,11 @@ PROGRAMS = {  # the sha256 of its program zig, by machine
 HELP = f"install gcc or clang, or name a compiler in CC, or: pip install hatchling {ZIG}"
 HELP += ", then pip install --no-build-isolation"
 
+if platform.system() != "Linux" and not TARGET:
+    raise SystemExit(
+        f"tierstore runs on Linux, not on {platform.system()}: on Windows in WSL 2, on macOS in a "
+        "container"
+    )
 if sysconfig.get_config_var("Py_GIL_DISABLED"):  # before anything is asked for
     raise SystemExit("tierstore does not run on free-threaded Python: use a build with the GIL")
 

@@ -11,11 +11,13 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import tierstore
+from tierstore.errors import StoreFullError
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +95,37 @@ def test_a_store_in_memory_where_a_path_is_left_out():
         with tierstore.open_or_create(None, spec) as other:
             assert other is not store
         assert store["item"][3].tolist() == [0.5] * 4
+
+
+def test_a_store_in_memory_that_has_no_room(monkeypatch, tmp_path):
+    monkeypatch.setattr("tierstore._store.opening._MEMORY", str(tmp_path))
+    full = mock.patch(
+        "tierstore._store.opening._create_store", side_effect=StoreFullError("no space")
+    )
+    with (
+        full,
+        pytest.raises(StoreFullError, match="give it a path") as raised,
+    ):
+        tierstore.create(None, {"item": tierstore.TableSpec(10, 4)})
+    assert str(tmp_path) in str(raised.value) and raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_of_the_store_that_is_asked_of_a_table():
+    with tierstore.create(None, {"item": tierstore.TableSpec(10, 4)}) as store:
+        for name in ("append", "grow", "set_keys", "rename"):
+            with pytest.raises(AttributeError, match=rf"its store has: store\.{name}$"):
+                getattr(store["item"], name)
+        with pytest.raises(AttributeError, match="no attribute 'apend'"):
+            store["item"].apend([1])
+        assert not hasattr(store["item"], "_owners")
+
+
+def test_another_system_is_told_where_to_go():
+    code = "import sys; sys.platform = 'win32'; import tierstore"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: tierstore runs on Linux, not on win32" in done.stderr
+    assert "WSL 2" in done.stderr
 
 
 def test_append_rows_with_values_and_keys():

@@ -15,6 +15,7 @@ back, and everything that was committed survives a crash.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,15 +40,27 @@ if TYPE_CHECKING:
     from tierstore import spec as spec
     from tierstore import speedtorch as speedtorch
     from tierstore import stats as stats
+    from tierstore._disk.keys import Keys as Keys
+    from tierstore._store.commit import PendingCommit as PendingCommit
+    from tierstore._store.copy import Skipped as Skipped
+    from tierstore._store.following import NewVersion as NewVersion
     from tierstore._store.opening import create as create
     from tierstore._store.opening import is_store as is_store
     from tierstore._store.opening import open as open
     from tierstore._store.opening import open_or_create as open_or_create
+    from tierstore._store.patching import PatchInfo as PatchInfo
+    from tierstore._store.payload import Payload as Payload
+    from tierstore._store.repair import RepairReport as RepairReport
     from tierstore._store.repair import repair as repair
     from tierstore._store.store import Store as Store
+    from tierstore._store.updating import CopyUpdate as CopyUpdate
+    from tierstore._store.verify import VerifyReport as VerifyReport
     from tierstore._store.verify import verify as verify
+    from tierstore._table.access import Lease as Lease
     from tierstore._table.keyed import KeyedTable as KeyedTable
+    from tierstore._table.keyed import RowKeys as RowKeys
     from tierstore._table.table import Table as Table
+    from tierstore._table.trace import Recording as Recording
     from tierstore.attaching import Attached as Attached
     from tierstore.attaching import attach as attach
     from tierstore.budget import Budget as Budget
@@ -75,15 +88,27 @@ __all__ = [
     "Attached",
     "Budget",
     "Checkpoint",
+    "CopyUpdate",
     "ExportResult",
     "Field",
     "ImportResult",
     "KeyedTable",
+    "Keys",
+    "Lease",
+    "NewVersion",
+    "PatchInfo",
+    "Payload",
+    "PendingCommit",
+    "Recording",
+    "RepairReport",
+    "RowKeys",
     "Scale",
+    "Skipped",
     "Store",
     "Table",
     "TableSpec",
     "TierStoreError",
+    "VerifyReport",
     "attach",
     "constant",
     "create",
@@ -103,19 +128,37 @@ __all__ = [
     "zeros",
 ]
 
+_SYSTEM = sys.platform  # by which a type checker on another system would leave out what follows
+if _SYSTEM != "linux":
+    raise ImportError(
+        f"tierstore runs on Linux, not on {_SYSTEM}: on Windows in WSL 2, on macOS in a container"
+    )
+
 _HOMES = {
     "Attached": "attaching",
     "Budget": "budget",
     "Checkpoint": "checkpoint",
+    "CopyUpdate": "_store.updating",
     "ExportResult": "exporting",
     "Field": "spec",
-    "Scale": "spec",
     "ImportResult": "importing",
     "KeyedTable": "_table.keyed",
+    "Keys": "_disk.keys",
+    "Lease": "_table.access",
+    "NewVersion": "_store.following",
+    "PatchInfo": "_store.patching",
+    "Payload": "_store.payload",
+    "PendingCommit": "_store.commit",
+    "Recording": "_table.trace",
+    "RepairReport": "_store.repair",
+    "RowKeys": "_table.keyed",
+    "Scale": "spec",
+    "Skipped": "_store.copy",
     "Store": "_store.store",
     "Table": "_table.table",
     "TableSpec": "spec",
     "TierStoreError": "errors",
+    "VerifyReport": "_store.verify",
     "attach": "attaching",
     "constant": "initializers",
     "create": "_store.opening",
@@ -162,22 +205,24 @@ _MODULES = frozenset(
 )
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name or module on first use, so that `import tierstore` is fast.
+if not TYPE_CHECKING:  # else they would take every name for one of the package
 
-    If a required package is missing, the AttributeError names the extra to install.
-    """
-    if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module 'tierstore' has no attribute {name!r}")
-    from tierstore.errors import MissingExtraError
+    def __getattr__(name: str) -> Any:
+        """Import a public name or module on first use, so that `import tierstore` is fast.
 
-    try:
-        module = importlib.import_module(f"tierstore.{_HOMES.get(name, name)}")
-    except MissingExtraError as error:
-        raise AttributeError(f"tierstore.{name}: {error}") from error
-    value = module if name in _MODULES else getattr(module, name)
-    globals()[name] = value
-    return value
+        If a required package is missing, the AttributeError names the extra to install.
+        """
+        if name not in _HOMES and name not in _MODULES:
+            raise AttributeError(f"module 'tierstore' has no attribute {name!r}")
+        from tierstore.errors import MissingExtraError
+
+        try:
+            module = importlib.import_module(f"tierstore.{_HOMES.get(name, name)}")
+        except MissingExtraError as error:
+            raise AttributeError(f"tierstore.{name}: {error}") from error
+        value = module if name in _MODULES else getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -66,3 +66,53 @@ def test_a_name_without_a_type_is_found(tmp_path):
 def test_pyright_sees_the_types_of_rows():
     done = pyright("--pythonpath", sys.executable)
     assert done.returncode == 0, done.stdout
+
+
+MISTAKES = """\
+import numpy as np
+import numpy.typing as npt
+
+import tierstore
+
+tierstore.opne("a.tier")
+tierstore.open_or_create("a.tier", {}, bugdet="1MiB")
+
+
+def rows_of(lease: tierstore.Leese) -> None: ...
+
+
+def use(store: tierstore.Store, lease: tierstore.Lease, ids: npt.NDArray[np.int64]) -> None:
+    store["item"].reed(ids)
+    store["item"].append(ids)
+    store.commit(step="one")
+    store.fold(progress=tierstore)
+    report: tierstore.VerifyReport = store.verify()
+    report.okay
+    pending: tierstore.PendingCommit = store.commit_async()
+    rows: npt.NDArray[np.floating] = store["item"].read(ids, ["weight", "sum"])
+"""
+"""One mistake in each of the lines 6, 7, 10, 14 to 17, 19 and 21."""
+WRONG = [6, 7, 10, 14, 15, 16, 17, 19, 21]
+
+
+def test_pyright_finds_mistakes(tmp_path):
+    (tmp_path / "mine.py").write_text(MISTAKES)
+    done = pyright("--pythonpath", sys.executable, "--outputjson", str(tmp_path / "mine.py"))
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    errors = {one["range"]["start"]["line"] + 1 for one in found if one["severity"] == "error"}
+    assert sorted(errors) == WRONG, found
+
+
+def test_mypy_finds_mistakes(tmp_path):
+    (tmp_path / "mine.py").write_text(MISTAKES)
+    options = ("--config-file=", "--follow-imports=silent", "--ignore-missing-imports")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(tmp_path / "mine.py")],
+        env={**os.environ, "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
+    assert sorted({*map(int, found)}) == WRONG, done.stdout

@@ -43,6 +43,7 @@ from tierstore.errors import (
     InvalidTypeError,
     LockedError,
     NotAStoreError,
+    StoreFullError,
     TierStoreError,
     counted,
 )
@@ -141,6 +142,13 @@ def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
     remove = partial(_remove_temporary, directory, lock, os.getpid())
     try:
         store = create(Path(directory, "store"), tables, **options)
+    except StoreFullError as error:
+        remove()
+        where = os.path.dirname(directory)
+        raise StoreFullError(
+            f"{error}; a store without a path is in {where}: give it a path, or {where} more room, "
+            "which that of a container has by --shm-size"
+        ) from error
     except BaseException:
         remove()
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,16 @@ class NamedRows:
                 "grown and found again"
             )
         return store
+
+    if not TYPE_CHECKING:  # else every name would be one of a table
+
+        def __getattr__(self, name: str) -> Any:
+            """Say that a method is one of the store, such as `append`; a table has no such name."""
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            owner = vars(self).get("_owner")
+            if owner is not None and not name.startswith("_") and hasattr(owner.store, name):
+                said += f", its store has: store.{name}"
+            raise AttributeError(said, name=name, obj=self)
 
     @property
     def keys(self) -> Keys | None:
