@@ -122,7 +122,8 @@ def upsert_rows(
         return 0
     if keys is None:
         raise InvalidInputError(
-            f"{incoming.path} holds no keys, by which rows are found: give them (--keys, keys=)"
+            f"{incoming.path} holds no keys, by which rows are found: name their column "
+            "(--key-column, key_column=), or give them (--keys, keys=)"
         )
     if isinstance(table, KeyedTable):
         before = table.rows

@@ -104,6 +104,25 @@ def test_verify_lists_all_damage_and_goes_on(run, run_json, pair):
     assert "0 17 299" in result.stdout and "3 rows" in result.stderr
 
 
+def test_damage_of_older_versions_alone_is_said_to_be_theirs(run, pair):
+    run("keep", pair, "before")
+    flip(base_of(pair, "item"), 4096 + 17 * 64 + 5)
+    said = run("verify", pair, code=4).stderr
+    assert "damage in 1 row and 0 files; intact versions: none" in said
+    with tierstore.open(pair, "r+", keep=1) as store:
+        values = np.ones((1, 8), np.float32)
+        store["item"].write([17], {"weight": values, "exp_avg": values})
+        newest = store.commit()
+    said = run("verify", pair, code=4).stderr
+    assert (
+        f"1 row and 0 files of older versions, with which it goes, and none in version {newest}"
+        in said
+    )
+    run("release", pair, "before")
+    run("fold", pair)
+    run("verify", pair)
+
+
 def test_save_says_which_keys_and_payload_the_copy_lacks(run, run_json, pair, tmp_path):
     with tierstore.open(pair, "r+") as store:
         store.commit(payload={"note": b"x"})

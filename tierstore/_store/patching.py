@@ -44,6 +44,7 @@ from tierstore.spec import TableSpec
 _FORMAT = 1
 _MAX_HEAD = 16 << 20
 _BLOCK_BYTES = 4 << 20
+_INSTEAD = "bring the copy up to date with update_copy, 'tierstore save --incremental'"
 _MADE = "a patch is a file that write_patch or 'tierstore diff --out' made"
 
 Rows = npt.NDArray[np.int64]
@@ -145,19 +146,19 @@ def _check_alike(old: Source, new: Source) -> None:
         )
     if only := sorted(set(old.tables) ^ set(new.tables)):
         raise InvalidInputError(
-            f"{between} have different tables, as only one has {only[0]!r}; save a new copy instead"
+            f"{between} have different tables, as only one has {only[0]!r}; {_INSTEAD}"
         )
     for name, table in new.tables.items():
         other = old.tables[name]
         if table.rows != other.rows or not same_fields(other, table):
             raise InvalidInputError(
                 f"table {name!r} has other rows or fields in {between}, and a patch changes values "
-                "only; save a new copy instead"
+                f"only; {_INSTEAD}"
             )
         if keys_of(new.manifest, name) != keys_of(old.manifest, name):
             raise InvalidInputError(
                 f"table {name!r} has other keys in {between}, and a patch changes values only; "
-                "save a new copy instead"
+                f"{_INSTEAD}"
             )
 
 

@@ -149,7 +149,7 @@ def init(
     verb = "would make" if dry_run else "made"
     size = f"{spec.layout.record_bytes} B per row, {format_bytes(disk_bytes)}"
     fields = " ".join(f"{name}[{field.dim}]" for name, field in spec.fields.items())
-    count = f"{counted(spec.rows, 'row')}{' at first' if spec.grows else ''}"
+    count = f"{'at first ' if spec.grows else ''}{counted(spec.rows, 'row')}"
     out.show(data, f"{verb} {store}: table {table}, {count} of {fields}, {size}")
     if disk_bytes > free_bytes and _reserves(spec):
         raise _too_large(store, disk_bytes, free_bytes)

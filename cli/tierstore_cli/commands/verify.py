@@ -74,9 +74,11 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
     if not report.ok:
         rows = sum(map(len, report.bad_rows.values()))
         files = len(report.bad_files)
+        what = f"damage in {_counted(rows, 'row')} and {_counted(files, 'file')}"
+        if report.version in report.whole and not files:
+            what += f" of older versions, with which it goes, and none in version {report.version}"
         raise Failure(
-            f"damage in {_counted(rows, 'row')} and {_counted(files, 'file')}; "
-            f"{_intact(report.whole, sample)}"
+            f"{what}; {_intact(report.whole, sample)}"
             f"`tierstore repair {quoted(store)} DEST` copies the intact rows",
             DAMAGE,
         )
