@@ -1568,6 +1568,24 @@ MUTANTS = [
         "tests/io/test_io.py::test_what_is_removed_is_removed_even_if_it_is_interrupted_again",
     ),
     Mutant(
+        "_formats/_torch_pickle.py",
+        "return self._tensor(*arguments[:4], *arguments[6:7])",
+        "return self._tensor(*arguments[:4])",
+        "tests/formats/test_pt.py",
+    ),
+    Mutant(
+        "_formats/_torch_pickle.py",
+        "if isinstance(kind, _Global) and kind.name in _DENSE:",
+        "if isinstance(kind, _Global) or kind:",
+        "tests/formats/test_pt.py",
+    ),
+    Mutant(
+        "importing.py",
+        "if len(some) == rows:",
+        "if len(some):",
+        "tests/test_importing.py::test_a_preview_is_what_an_import_reads",
+    ),
+    Mutant(
         "_io/atomic.py",
         "known and place.lock_within(_offset(path.name), 1) is None",
         "known",

@@ -420,3 +420,29 @@ def test_several_fields_that_are_not_there(store, two_fields, tmp_path):
         with pytest.raises((FormatError, InvalidInputError, UnknownNameError), match=why):
             import_table(store, src, table="item", field=given)
     assert all_rows(store["item"]).tobytes() == before.tobytes()
+
+
+def test_a_preview_is_what_an_import_reads(tmp_path):
+    """Of a directory of files of a few rows too, whose blocks are as long as they are."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rng = np.random.default_rng(5)
+    for number in range(12):
+        lengths = rng.integers(0, 4, 5)
+        place = tmp_path / f"parts-{number}"
+        place.mkdir()
+        matrix = rng.standard_normal((int(lengths.sum()), 3)).astype("f4")
+        first = 0
+        for part, count in enumerate(lengths):
+            rows = matrix[first : first + count]
+            keys = [f"k{at}" for at in range(first, first + count)]
+            columns = {"key": pyarrow.array(keys, "string"), "v": pyarrow.array(list(rows))}
+            table = pyarrow.table(columns, pyarrow.schema(
+                [("key", "string"), ("v", pyarrow.list_(pyarrow.float32(), 3))]
+            ))  # fmt: skip
+            parquet.write_table(table, place / f"{part}.parquet")
+            first += count
+        for wanted in (1, 3, 7, 100):
+            found = preview(place, rows=wanted)
+            assert found.rows == len(matrix)
+            assert found.first.tobytes() == matrix[:wanted].tobytes()
+            assert found.keys == [f"k{at}" for at in range(min(wanted, len(matrix)))]

@@ -161,9 +161,11 @@ def preview(
         source, parts = sources[names[0]], []
         for each in sources.values():
             some = np.empty((0, each.dim), ELEMENT_TYPES[each.dtype].stored)
-            if each.rows:
-                some = next(iter(each.blocks(rows)))[:rows]
-            parts.append(ELEMENT_TYPES[each.dtype].decode(some.copy()))
+            for block in each.blocks(rows):
+                some = np.concatenate([some, block[: rows - len(some)]])
+                if len(some) == rows:
+                    break
+            parts.append(ELEMENT_TYPES[each.dtype].decode(some))
         first = parts[0] if len(parts) == 1 else np.hstack(parts)
         found = source.keys
         keys = None if found is None else KeyColumn(found[:rows], len(first)).block(0, len(first))

@@ -88,3 +88,17 @@ def test_without_h5py_the_pip_line_is_given(tmp_path, monkeypatch):
     monkeypatch.setattr(_columns.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tierstore\[hdf5\]'"):
         open_source(tmp_path / "f.h5")
+
+
+@pytest.mark.parametrize("name", ["scale_factor", "add_offset"])
+def test_datasets_that_attributes_scale_are_no_values(tmp_path, name):
+    """As NetCDF packs them: refused alone, and named beside others."""
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("packed", data=np.ones((31, 6), "i2")).attrs[name] = 0.5
+    with pytest.raises(FormatError, match=rf"int16 \(31, 6\) packed by {name}"):
+        read_file(tmp_path / "f.h5")
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        file.create_dataset("rows", data=MATRIX)
+    with open_source(tmp_path / "f.h5") as source:
+        assert np.concatenate(list(source.blocks())).tobytes() == MATRIX.tobytes()
+        assert "packed by" in source.notes[0]

@@ -209,3 +209,23 @@ def test_lists_of_bytes_are_numbers(tmp_path, dtype):
     matrix = np.random.default_rng(5).integers(0, 256, (9, 4)).astype(dtype)
     pq.write_table(pa.table({"v": list(matrix)}), tmp_path / "f.parquet")
     assert read_file(tmp_path / "f.parquet").tobytes() == matrix.astype("f4").tobytes()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 6)], ids=str)
+def test_a_column_of_tensors_is_one_of_lists_if_they_have_one_dimension(tmp_path, suffix, shape):
+    matrix, path = random_matrix(9, 6), tmp_path / f"f{suffix}"
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), 6)
+    tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), shape), lists)
+    table = pa.table({"id": range(10, 19), "rows": tensors})
+    if suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=4)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table, max_chunksize=4)
+    if len(shape) > 1:
+        with pytest.raises(FormatError, match=r"no column of numbers .*fixed_shape_tensor"):
+            read_file(path)
+        return
+    assert read_file(path, block_rows=4).tobytes() == matrix.tobytes()
+    assert read_keys_of(path).tolist() == list(range(10, 19))

@@ -353,3 +353,65 @@ def test_a_whole_model_says_what_to_save(tmp_path):
         open_source(tmp_path / "f.pt")
     assert "damaged" not in str(error.value)
     assert str(error.value).isprintable() and "[1m" not in str(error.value)
+
+
+class Own(torch.Tensor):
+    """A class whose tensors may mean anything."""
+
+
+def with_attribute(rows):
+    rows.origin = "elsewhere"
+    return rows
+
+
+DENSE = {
+    "plain": lambda rows: rows,
+    "transposed": lambda rows: rows.t().contiguous().t(),
+    "every other": lambda rows: rows.repeat_interleave(2, 0)[::2],
+    "parameter": torch.nn.Parameter,
+    "buffer": torch.nn.Buffer,
+    "with an attribute": with_attribute,
+    "half": torch.Tensor.half,
+    "twice": lambda rows: rows.double(),
+}
+"""Tensors whose elements are in the file as they are read."""
+OTHERS = {
+    "negated": torch.Tensor._neg_view,
+    "imaginary": lambda rows: torch.complex(rows, -rows).conj().imag,
+    "conjugated": lambda rows: torch.complex(rows, rows).conj(),
+    "sparse": torch.Tensor.to_sparse,
+    "quantised": lambda rows: torch.quantize_per_tensor(rows, 0.1, 0, torch.qint8),
+    "without elements": lambda rows: rows.to("meta"),
+    "of a class": lambda rows: rows.as_subclass(Own),
+    "module": torch.nn.Embedding.from_pretrained,
+}
+"""What needs torch, which the file says in its own ways."""
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("name", [*DENSE, *OTHERS])
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_what_torch_saves_is_read_as_torch_reads_it_or_named(tmp_path, name, zipped):
+    """Beside rows and alone: no tensor is left out without a word, or read in another way."""
+    rows = torch.from_numpy(random_matrix(6, 3))
+    try:
+        made = {**DENSE, **OTHERS}[name](rows.clone())
+        torch.save({"it": made}, tmp_path / "alone.pt", _use_new_zipfile_serialization=zipped)
+    except (NotImplementedError, RuntimeError):
+        pytest.skip("torch cannot save it so")
+    both = {"rows": rows, "it": made}
+    torch.save(both, tmp_path / "both.pt", _use_new_zipfile_serialization=zipped)
+    if name in DENSE:
+        known = made.detach().numpy().astype(np.float32).tolist()
+        assert read_file(tmp_path / "alone.pt", block_rows=4).astype("f4").tolist() == known
+        assert read_file(f"{tmp_path}/both.pt:it").astype("f4").tolist() == known
+        return
+    with pytest.raises(FormatError):
+        read_file(tmp_path / "alone.pt")
+    if name == "quantised" and not zipped:
+        with pytest.raises(FormatError, match="QInt8Storage"):
+            read_file(tmp_path / "both.pt")
+        return
+    with open_source(f"{tmp_path}/both.pt:rows") as source:
+        assert np.concatenate(list(source.blocks())).tolist() == rows.tolist()
+        assert "it (" in str(source.notes) or "what objects of" in str(source.notes), source.notes

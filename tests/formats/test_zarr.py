@@ -205,3 +205,19 @@ def test_an_interrupt_waits_for_the_threads_of_zarr(tmp_path, monkeypatch):
     (files,) = written
     assert files
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("packing", [{"scale_factor": 0.01}, {"add_offset": 1.5}], ids=str)
+def test_arrays_that_attributes_scale_are_no_values(tmp_path, zarr_format, packing):
+    """As xarray packs them by the conventions of NetCDF: refused alone, and named beside others."""
+    group = zarr.open_group(tmp_path / "f.zarr", mode="w", zarr_format=zarr_format)
+    packed = group.create_array("packed", data=np.ones((5, 3), "i2"))
+    packed.attrs.update(packing)
+    with pytest.raises(FormatError, match=rf"int16 \(5, 3\) packed by {next(iter(packing))}"):
+        read_file(tmp_path / "f.zarr")
+    matrix = random_matrix(5, 3)
+    group.create_array("rows", data=matrix)
+    with open_source(tmp_path / "f.zarr") as source:
+        assert np.concatenate(list(source.blocks())).tobytes() == matrix.tobytes()
+        assert "packed by" in source.notes[0]

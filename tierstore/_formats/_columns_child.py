@@ -32,6 +32,7 @@ SMALL_BYTES = 32 << 20  # files up to this size are read by whole chunks
 SLACK_BYTES = 64 << 20  # for imports and fixed allocations
 MAX_DATASETS = 10_000
 MAX_DEPTH = 16
+PACKING = ("add_offset", "scale_factor")  # attributes by which NetCDF packs values
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 Answer = tuple[dict[str, Any], list[Any]]
@@ -203,6 +204,8 @@ class Hdf5File:
         }
         if dataset.external or dataset.is_virtual:
             return kind | {"text": f"{kind['text']} in other files"}
+        if packed := [name for name in PACKING if name in dataset.attrs]:
+            return kind | {"text": f"{kind['text']} packed by {' and '.join(packed)}"}
         if len(shape) == 2:
             return kind | {"kind": "list", "dim": shape[1]}
         if len(shape) == 1 and dataset.dtype.kind in "iu":
@@ -253,10 +256,17 @@ def wide_integer(unsigned: bool) -> str:
     return "uint64" if unsigned else "int64"
 
 
+def stored(kind: Any) -> Any:
+    """Return the lists that a tensor of one dimension is stored as, and other types as they are."""
+    is_tensor = getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
+    return kind.storage_type if is_tensor and len(kind.shape) == 1 else kind
+
+
 def kind_of(kind: Any) -> dict[str, Any]:
     """Return the kind in which an Arrow column of this type can be read."""
     from pyarrow import types
 
+    kind = stored(kind)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         size = kind.list_size if types.is_fixed_size_list(kind) else None
         return {"kind": "list", "number": number_of(kind.value_type), "dim": size}
@@ -306,7 +316,7 @@ def column_of(batch: Any, name: str) -> Any:
     column = batch.column(index)
     for each in within:
         column = column.flatten()[column.type.get_field_index(each)]
-    return column
+    return column if stored(column.type) is column.type else column.storage
 
 
 def index_notes(schema: Any) -> list[str]:

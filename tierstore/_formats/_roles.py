@@ -346,8 +346,9 @@ class _Decision:
         others = [at for at in range(len(self.kinds)) if at != key]
         named = [at for at in others if at in (*self.indexes, *self.identities)]
         without = f", without {self._labels(named)}" if named else ""
+        damage = next((f": {self.damage[at]}" for at in others if at in self.damage), "")
         return FormatError(
-            f"{self.path}: no column of numbers in {len(self.kinds)} columns{without}"
+            f"{self.path}: no column of numbers in {len(self.kinds)} columns{without}{damage}"
         )
 
     def _notes(self, key: int | None, values: tuple[int, ...]) -> tuple[str, ...]:

@@ -35,6 +35,12 @@ _BY_VALUE = {
     "BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "UNICODE", "BININT", "BININT1", "BININT2",
     "LONG1", "LONG4", "BINFLOAT",
 }  # fmt: skip
+_DENSE = {"Tensor", "Parameter", "Buffer"}
+"""Classes of torch whose tensors are their elements alone."""
+_BITS = {"neg": "negated", "conj": "conjugated"}
+"""What torch notes of a tensor instead of changing its elements."""
+_WITHOUT_ELEMENTS = {"device", "Size", "TorchVersion", "_get_layout", "encode"}
+"""Names that make what holds no elements."""
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRING"}
 
@@ -226,7 +232,9 @@ class _Machine:
 
     def _reduced(self) -> Any:
         """Return the result of a known function without calling it."""
-        function, arguments = self._popped(2)
+        return self._made(*self._popped(2))
+
+    def _made(self, function: Any, arguments: Any) -> Any:
         if function is _OTHER:
             return _OTHER
         if not isinstance(function, _Global) or type(arguments) is not tuple:
@@ -234,24 +242,43 @@ class _Machine:
         if function.name == "OrderedDict" and not arguments:
             return {}
         if function.name in ("_rebuild_tensor", "_rebuild_tensor_v2"):
-            return self._tensor(*arguments[:4])
+            return self._tensor(*arguments[:4], *arguments[6:7])
         if function.name == "_rebuild_tensor_v3":  # of a type that came after typed storages
-            storage, offset, shape, strides, _, _, dtype = arguments[:7]
+            storage, offset, shape, strides, _, _, dtype, *bits = arguments
             if not isinstance(dtype, _Global):
                 raise TypeError("the type of a tensor is not a name")
-            return self._tensor(_Storage(dtype.name, storage.key), offset, shape, strides)
+            return self._tensor(_Storage(dtype.name, storage.key), offset, shape, strides, *bits)
         if function.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
             return arguments[0]
+        if function.name == "_rebuild_from_type_v2":  # of a class, or with attributes
+            made, kind, own, _ = arguments
+            if isinstance(kind, _Global) and kind.name in _DENSE:
+                return self._made(made, own)
+        return self._left_out(function)
+
+    def _instance(self) -> object:
+        kind, _ = self._popped(2)
+        return self._left_out(kind)
+
+    def _left_out(self, maker: object) -> object:
+        """Return the placeholder of what a maker makes, and note those of what holds elements."""
+        if isinstance(maker, _Global) and maker.name not in _WITHOUT_ELEMENTS:
+            self.objects.setdefault(f"{maker.module}.{maker.name}")
         return _OTHER
 
-    def _tensor(self, storage: Any, offset: Any, shape: Any, strides: Any) -> StoredTensor:
+    def _tensor(
+        self, storage: Any, offset: Any, shape: Any, strides: Any, bits: Any = None
+    ) -> StoredTensor:
+        """Return a tensor; `bits` says that its elements are negated or conjugated."""
         if not isinstance(storage, _Storage) or type(shape) is not tuple:
             raise TypeError("a tensor without a storage or a shape")
         if type(strides) is not tuple or not len(strides) == len(shape) <= MAX_DIMENSIONS:
             raise TypeError("the strides of a tensor do not match its shape")
         if any(type(n) is not int or not 0 <= n < 2**63 for n in (offset, *shape, *strides)):
             raise ValueError("the shape, strides or offset of a tensor are not counts")
-        return StoredTensor(storage.dtype, storage.key, offset, shape, strides)
+        changed = [_BITS.get(name, name) for name, is_set in (bits or {}).items() if is_set]
+        dtype = " ".join([storage.dtype, *changed])
+        return StoredTensor(dtype, storage.key, offset, shape, strides)
 
     def _extend(self, items: list[Any]) -> None:
         if isinstance(self._stack[-1], list):
@@ -277,7 +304,7 @@ _MAKERS: dict[str, Any] = {
     "STACK_GLOBAL": _Machine._named_by_stack,
     "BINPERSID": _Machine._storage,
     "REDUCE": _Machine._reduced,
-    "NEWOBJ": lambda machine: machine._popped(2) and _OTHER,
+    "NEWOBJ": _Machine._instance,
 }
 """Instructions that pop any number of items and push one."""
 

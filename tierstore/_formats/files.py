@@ -286,7 +286,8 @@ def document(path: Path, text: bytes) -> Any:
     try:
         return json.loads(text, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON: {error!s:.200}") from None
+        lines = "; of a value a line, name it .jsonl" if "Extra data" in str(error) else ""
+        raise FormatError(f"{path}: not JSON: {error!s:.200}{lines}") from None
 
 
 ZIP_ERRORS = (

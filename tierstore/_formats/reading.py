@@ -37,6 +37,8 @@ from tierstore.errors import FormatError, InvalidInputError, counted
 
 KEYS, OFFSETS = "keys", "keys_offsets"
 """Names of arrays of keys: whole numbers, or the bytes of texts and where each begins."""
+PACKING = frozenset({"scale_factor", "add_offset"})
+"""Attributes of arrays whose values are not their elements, by the conventions of NetCDF."""
 _KEYS = ("key", KEYS)
 _LISTED = 8
 _SCALE = re.compile(r"scale|absmax|quant|zero_?point|scb", re.IGNORECASE)

@@ -39,6 +39,7 @@ from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
 from tierstore._formats.reading import (
     KEYS,
     OFFSETS,
+    PACKING,
     Column,
     ColumnFormat,
     Reader,
@@ -156,6 +157,9 @@ def _members(group: Any) -> dict[str, Any]:
 
 def _column(array: Any) -> Column:
     text, number = f"{array.dtype} {tuple(array.shape)}", str(array.attrs.get("dtype"))
+    if packed := sorted(PACKING.intersection(array.attrs)):
+        rows = array.shape[0] if array.shape else None
+        return Column(f"{text} packed by {' and '.join(packed)}", rows, "other", array.dtype.name)
     named = number in ELEMENT_TYPES
     if named and array.dtype.newbyteorder("<") == ELEMENT_TYPES[number].stored and array.ndim == 2:
         rows, dim = array.shape
