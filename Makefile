@@ -7,8 +7,8 @@
 # make core     build the compiled core in this tree
 # make install  all that the tests and the documentation site need
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
-# make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/json.md, the layers in CONTRIBUTING.md
-#               and when each benchmark was measured
+# make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/cli/, docs/json.md, the layers in
+#               CONTRIBUTING.md, and the charts of docs/benchmarks.md
 # make docs-site  the documentation site, in build/site
 # make wheel    build the wheel and use it in fresh environments;  make release KEY=…: sign it, too
 # make links    visit the links of the documentation to other sites

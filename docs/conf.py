@@ -14,6 +14,8 @@ from sphinx.environment import BuildEnvironment
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+from tierstore import errors  # noqa: E402
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SOURCE = PROJECT["urls"]["Source"] + "/blob/main"
 
@@ -26,6 +28,7 @@ release = re.search(
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
@@ -54,6 +57,7 @@ copybutton_prompt_is_regexp = True
 # Docstrings are plain text with `code` in backticks, and sections as Google writes them.
 default_role = "code"
 napoleon_numpy_docstring = False
+autosummary_generate = False  # a table of names on the page that describes them
 autodoc_mock_imports = ["accelerate", "lightning", "torch_geometric", "transformers"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -102,6 +106,18 @@ def mark_examples(
     lines[:] = marked
 
 
+def link_errors(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Let the name of an error in a docstring lead to the page of errors."""
+    names = "|".join(errors.__all__)
+    for number, line in enumerate(lines):
+        if not line.startswith(("    ", ":raises")):  # code, and what is a link already
+            lines[number] = re.sub(
+                rf"(?<![\w.`])({names})(?![\w`:])", r":exc:`~tierstore.errors.\1`", line
+            )
+
+
 _FROM_FUNCTIONS = ("Store", "Table", "KeyedTable", "Attached")
 """Public classes whose objects functions make, as they do those of private modules."""
 _PLAINER = (
@@ -146,3 +162,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", simplify_signature)
     app.connect("env-updated", forget_attributes_named_as_types)
     app.connect("autodoc-process-docstring", mark_examples, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", link_errors, priority=900)

@@ -1,19 +1,25 @@
-"""Write docs/cli.md from the help of the commands: `make docs`."""
+"""Write docs/cli.md and docs/cli/ from the help of the commands: `make docs`."""
 
+import re
 from pathlib import Path
 
 import click
 
-from tierstore_cli.commands import load_command, summaries
+from tierstore_cli.commands import GROUPS, load_command, summaries
 from tierstore_cli.main import cli
 
-PAGE = Path(__file__).with_name("cli.md")
+HERE = Path(__file__).parent
+WIDTH = 76
+"""Characters of a line, which fit into the box of a page."""
 
-HEAD = """\
+MADE = (
+    "<!-- Generated from the commands' help by `make docs`; change the help, not this page. -->\n"
+)
+
+HEAD = f"""\
 # The command line
 
-<!-- Generated from the commands' help by `make docs`; change the help, not this page. -->
-
+{MADE}
 Every command takes `--json`, which prints one object on one line of stdout and nothing else:
 keys are stable, sizes are bytes as integers. Messages and progress bars go to stderr, bars on a
 terminal only and after a second. Environment variables set options too: `--table` of `export` is
@@ -73,17 +79,28 @@ def names_before() -> str:
     return NAMES_BEFORE + "".join(rows)
 
 
-def page() -> str:
-    """Return the whole page."""
-    group = click.Context(
-        cli, info_name="tierstore", max_content_width=100, terminal_width=100, show_default=True
-    )
-    sections = [HEAD, section("tierstore", group)]
-    for name in summaries():
-        command = cli.get_command(group, name)
-        context = click.Context(command, group, info_name=name, terminal_width=100)
-        sections.append(section(f"tierstore {name}", context))
-    return "\n".join([*sections, names_before()])
+def pages() -> dict[Path, str]:
+    """Return every page: one with an overview, and one for each group of commands."""
+    top = click.Context(cli, info_name="tierstore", terminal_width=WIDTH, show_default=True)
+    lines = summaries()
+    made = {}
+    overview = [HEAD, "## Commands\n\n| command | |\n|---|---|\n"]
+    toctree = "\n```{toctree}\n:hidden:\n\n"
+    for title, names in GROUPS.items():
+        path = "cli/" + re.sub(r"\W+", "-", title.lower())
+        overview.append(f"| **{title}** | |\n")
+        sections = [f"# {title}: {', '.join(names.split())}\n\n{MADE}"]
+        for name in names.split():
+            context = click.Context(
+                cli.get_command(top, name), top, info_name=name, terminal_width=WIDTH
+            )
+            sections.append(section(f"tierstore {name}", context))
+            overview.append(f"| [{name}]({path}.md#tierstore-{name}) | {lines[name]} |\n")
+        made[HERE / f"{path}.md"] = "\n".join(sections)
+        toctree += f"{path}\n"
+    overview += [toctree + "```\n\n", section("tierstore", top), "\n", names_before()]
+    made[HERE / "cli.md"] = overview[0] + "\n" + "".join(overview[1:])
+    return made
 
 
 def section(title: str, context: click.Context) -> str:
@@ -93,4 +110,6 @@ def section(title: str, context: click.Context) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")

@@ -3,8 +3,10 @@
 What it measures then means nothing: no figure is compared with a target or with another.
 """
 
+import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -151,23 +153,42 @@ def test_every_result_can_be_compared():
     assert all((ROOT / f"benchmarks/bench_{name}.py").exists() for name in listed)
 
 
-README = {
-    "host_read": ("of torch.index_select, 2 threads", "2.4"),
-    "cold_reads": ("times LMDB, 32 threads", "2.8"),
-    "plan": ("points apart, at most", "1.2"),
-    "gpu_read": ("all hits / F.embedding, 131072 ids, alpha 1.05", "0.97"),
-    "gpu_train_step": ("missing / FBGEMM cached", "1.5"),
-}
-TIMES_AS_LONG = {"gpu_read", "gpu_train_step"}
-"""Whose results say how many times as long something takes; the README, how fast it is."""
+def comparison():
+    spec = importlib.util.spec_from_file_location("compare", ROOT / "benchmarks/compare.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize("name", sorted(README))
-def test_the_figures_of_the_readme_are_those_of_the_results(name):
-    """Rounded, or rounded to the worse side; of the last column in bold."""
-    ratio, said = README[name]
-    found = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["ratios"][ratio]
-    found = 1 / found if name in TIMES_AS_LONG else found
-    digits = len(said.partition(".")[2])
-    assert abs(found - float(said)) < 10**-digits
-    assert f"**{said}**" in (ROOT / "README.md").read_text()
+def test_the_figures_of_the_readme_are_those_of_the_results():
+    """In its table, in the order of the command that measures them and prints them beside."""
+    module = comparison()
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("## Measured") : text.index("`python benchmarks/compare.py`")]
+    said = [module.README[name].said(ratios_of(name)[ratio]) for name, ratio in claims(module)]
+    assert re.findall(r"\*\*([\d.]+)\*\*", table) == said
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    cells = re.findall(r"\| ([\d.]+)[^|]*\| `compare.py (\w+)` \|", page)
+    assert cells == list(zip(said, module.README, strict=True))
+    cold, read = ratios_of("cold_reads"), ratios_of("gpu_read")
+    assert f"{cold['times Lance take']:.1f} of Lance" in table
+    assert f"{cold['times memmap']:.0f} of a memmap" in table
+    most = max(1 / read[name] for name in read if name.startswith("all hits / F.embedding"))
+    assert f"0.97 to {most:.1f}, as batches grow" in table
+
+
+def claims(module):
+    return [(name, claim.ratio) for name, claim in module.README.items()]
+
+
+def ratios_of(name):
+    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["ratios"]
+
+
+def test_a_figure_of_the_readme_is_printed_beside_what_it_is_here():
+    module = comparison()
+    yours = module.published("host_read")
+    yours["ratios"] = yours["ratios"] | {"of torch.index_select, 2 threads": 1.25}
+    printed = module.beside("host_read", module.published("host_read"), yours)
+    assert "the README says 2.5; here that is 1.2" in printed
+    assert "* of torch.index_select, 2 threads" in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,10 @@ def taken_table() -> Any:
 def test_the_page_says_when_each_result_was_taken() -> None:
     module = taken_table()
     assert module.page() == module.PAGE.read_text(encoding="utf-8"), "run make docs"
+    assert len(module.pictures()) == 5
+    for path, picture in module.pictures().items():
+        assert path.read_text(encoding="utf-8") == picture, "run make docs"
+        assert picture.count("<rect") == len(re.findall(r'class="(ours|peer|limit)"', picture)) > 2
     for name, each in module.results().items():
         assert len(each["commit"].split()[0]) == 40, name
         assert 1 <= each["format"] <= module.FORMAT, name

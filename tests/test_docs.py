@@ -12,6 +12,7 @@ import ast
 import asyncio
 import contextlib
 import doctest
+import importlib
 import importlib.util
 import json
 import os
@@ -337,6 +338,58 @@ def test_troubleshooting_names_every_error_and_warning():
     text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     names = set(tierstore.errors.__all__) - {"TierStoreWarning"}
     assert sorted(name for name in names if f"`{name}`" not in text and name not in text) == []
+
+
+WORDS = {
+    "docker": "how-to/docker-kubernetes",
+    "kubernetes": "how-to/docker-kubernetes",
+    "gdpr": "how-to/erase-a-person",
+    "fastapi": "how-to/fastapi",
+    "pandas": "how-to/data-frames",
+    "polars": "how-to/data-frames",
+    "duckdb": "how-to/data-frames",
+    "jupyter": "how-to/notebooks",
+    "colab": "how-to/notebooks",
+    "tqdm": "how-to/notebooks",
+    "wsl": "how-to/notebooks",
+    "ddp": "many-gpus",
+    "upgrade": "how-to/upgrade",
+    "tensorboard": "how-to/watch-a-run",
+    "wandb": "how-to/watch-a-run",
+    "mlflow": "how-to/watch-a-run",
+    "prometheus": "how-to/watch-a-run",
+    "grafana": "how-to/watch-a-run",
+    "faiss": "how-to/search-indexes",
+    "usearch": "how-to/search-indexes",
+    "pgvector": "how-to/search-indexes",
+    "qdrant": "how-to/search-indexes",
+    "milvus": "how-to/search-indexes",
+    "slurm": "how-to/slurm",
+    "snapshot": "glossary",
+    "fp16": "glossary",
+}
+"""What users type into the search of the site, and the page that answers."""
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_is_in_the_text_of_its_page(word):
+    """Beside the blocks of code, which the search does not know."""
+    text = (ROOT / f"docs/{WORDS[word]}.md").read_text(encoding="utf-8")
+    assert re.search(rf"\b{word}\b", FENCE.sub("", text), re.IGNORECASE)
+
+
+@pytest.mark.nightly
+def test_the_search_of_the_site_finds_the_pages(tmp_path):
+    pytest.importorskip("myst_parser")
+    build = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(ROOT / "docs")]
+    subprocess.run([*build, str(tmp_path / "site")], check=True, timeout=600)
+    text = (tmp_path / "site/searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    stem = importlib.import_module("sphinx.search.en").SearchEnglish({}).stem
+    for word, page in WORDS.items():
+        found = [index[kind].get(stem(word), []) for kind in ("terms", "titleterms")]
+        pages = {each for one in found for each in (one if isinstance(one, list) else [one])}
+        assert page in {index["docnames"][each] for each in pages}, word
 
 
 def modules_with_examples() -> list[str]:

@@ -149,15 +149,25 @@ def test_two_ranks_run_the_short_example(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells, in order, in one namespace; no output is kept in the file."""
+def test_the_notebook_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells, in order, in one namespace; they print what the file shows."""
     monkeypatch.chdir(tmp_path)
     notebook = json.loads((ROOT / "examples/tour.ipynb").read_text(encoding="utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] for cell in cells)
+    assert all(cell["outputs"] for cell in cells)
+    drawn = [cell for cell in notebook["cells"] if "attachments" in cell]
+    assert ["hits.svg" in cell["attachments"] for cell in drawn] == [True]
     for cell in (cells[0], cells[0], cells[1], *cells):  # a cell can be run again, in one kernel
+        capsys.readouterr()
         exec(compile("".join(cell["source"]), "cell", "exec"), names)
+        shown = [
+            "".join(each["text"]) for each in cell["outputs"] if each["output_type"] == "stream"
+        ]
+        labels = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+        assert labels == [line.partition(":")[0] for line in "".join(shown).splitlines()]
     assert (tmp_path / "hits.svg").exists()
     assert np.load("tour.npy").shape == (50_000, 32)
 

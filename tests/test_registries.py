@@ -36,8 +36,8 @@ KINDS: dict[str, tuple[Callable[[], Iterable[str]], tuple[str, ...]]] = {
     "element type": (lambda: ELEMENT_TYPES, ("concepts.md", "file-format.md", "python.md")),
     "format": (lambda: FORMATS, ("files.md",)),
     "backend": (lambda: BACKENDS, ("python.md", "file-format.md")),
-    "initializer": (lambda: INITIALIZERS, ("python.md", "cli.md")),
-    "policy": (lambda: policy.NAMES, ("concepts.md", "cli.md")),
+    "initializer": (lambda: INITIALIZERS, ("python.md", "cli/fill-a-store.md")),
+    "policy": (lambda: policy.NAMES, ("concepts.md", "cli/memory-and-speed.md")),
     "command": (summaries, ("cli.md",)),
 }
 """Each kind: the names in its registry, and the pages of the documentation that name all."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from tierstore_cli.commands import load_command, summaries
+from tierstore_cli.commands import GROUPS, load_command, summaries
 from tierstore_cli.failure import CLOSED_PIPE, Interrupted, writing_output
 from tierstore_cli.text import discard, tell
 
@@ -105,9 +105,12 @@ class Group(click.Group):
         ctx.exit(2)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(summaries().items()))
+        """Write the list of commands, by what they are for, without importing them."""
+        lines = summaries()
+        width = max(map(len, lines))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", lines[name]) for name in names.split()])
 
     def main(
         self,

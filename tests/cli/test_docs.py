@@ -6,18 +6,32 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import pytest
+from tierstore_cli.commands import GROUPS, summaries
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.variants(1)
-@pytest.mark.parametrize("name", ["generate_cli", "generate_json"])
-def test_the_page_is_up_to_date(name):
+def generator(name):
     spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_what_json_prints_is_up_to_date():
+    generate = generator("generate_json")
     assert generate.PAGE.read_text(encoding="utf-8") == generate.page(), "run make docs"
+
+
+def test_the_pages_of_commands_are_up_to_date():
+    made = generator("generate_cli").pages()
+    there = {*(ROOT / "docs/cli").glob("*.md"), ROOT / "docs/cli.md"}
+    assert {path: path.read_text(encoding="utf-8") for path in there} == made, "run make docs"
+
+
+def test_every_command_is_in_one_group():
+    names = " ".join(GROUPS.values()).split()
+    assert sorted(names) == list(summaries())
 
 
 def test_the_lines_for_cron_and_slurm_are_lines_of_theirs():

@@ -11,7 +11,18 @@ import pkgutil
 
 import click
 
-__all__ = ["load_command", "summaries"]
+__all__ = ["GROUPS", "load_command", "summaries"]
+
+GROUPS = {
+    "Fill a store": "init load put keys expire remove",
+    "Look into it": "inspect log get near diff follow top report doctor",
+    "Change tables": "add-field alter copy-table drop drop-field grow rename",
+    "Versions": "fold keep release restore",
+    "Copies, and other programs": "export patch publish save",
+    "Damage": "mend repair verify",
+    "Memory and speed": "bench plan simulate",
+}
+"""Every command, by what it is for."""
 
 
 def summaries() -> dict[str, str]:
