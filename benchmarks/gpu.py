@@ -15,7 +15,7 @@ import numpy as np
 from tierstore import Budget, Field, TableSpec, _rowcopy
 from tierstore._disk.generation import Generation
 from tierstore._door import Door
-from tierstore._memory_table import MemoryTable, Origin, Unversioned
+from tierstore._memory_table import BottomTier, MemoryTable, Unversioned
 from tierstore._table.backing import Backing
 from tierstore._table.home import Touched
 from tierstore._table.prefetch import Prefetcher
@@ -64,7 +64,7 @@ def filled(
     return scratch
 
 
-class _Noise(Origin):
+class _Noise(BottomTier):
     """Begins every row with random float32 values from 0 to 1, without making each of them."""
 
     def __init__(self, spec: TableSpec) -> None:

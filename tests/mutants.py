@@ -67,8 +67,8 @@ MUTANTS = [
     # The maps of keys: no key is lost, found in the row of another, or given two rows.
     Mutant(
         "_keys/hashmap.py",
-        "for at in np.flatnonzero(found < 0).tolist():",
-        "for at in np.flatnonzero(found < -1).tolist():",
+        "for at in np.flatnonzero(rows < 0).tolist():",
+        "for at in np.flatnonzero(rows < -1).tolist():",
         "tests/keys/test_hashmap.py",
     ),
     Mutant(
@@ -245,8 +245,8 @@ MUTANTS = [
     ),
     Mutant(
         "_rowcopy.py",
-        'found = found.take(digits.take(found).argsort(kind="stable"))',
-        'found = digits.argsort(kind="stable")',
+        'order = order.take(digits.take(order).argsort(kind="stable"))',
+        'order = digits.argsort(kind="stable")',
         "tests/test_rowcopy.py",
     ),
     Mutant(
@@ -999,7 +999,7 @@ MUTANTS = [
     ),
     Mutant(
         "loader.py",
-        "with Apart(random):\n                iter(self._loader)",
+        "with OwnGenerators(random):\n                iter(self._loader)",
         "pass",
         "tests/training/test_resume.py::test_workers_that_stay_are_told_where_they_drew_before",
     ),
@@ -1900,13 +1900,13 @@ MUTANTS = [
         "tests/cli/test_main.py::test_a_closed_pipe_is_quiet",
     ),
     Mutant(
-        "cli/tierstore_cli/text.py",
+        "cli/tierstore_cli/printing.py",
         "{code - 0xDC00:02x}",
         "{code:02x}",
         "tests/cli/test_output.py",
     ),
     Mutant(
-        "cli/tierstore_cli/text.py",
+        "cli/tierstore_cli/printing.py",
         "rest = len(ids) - LISTED",
         "rest = len(ids)",
         "tests/cli/test_save_verify_fold.py::test_verify_does_not_list_endless_ids",
@@ -1948,7 +1948,7 @@ MUTANTS = [
         "tests/cli/test_names.py::test_an_old_name_does_the_same_and_says_the_new_one",
     ),
     Mutant(
-        "cli/tierstore_cli/rows.py",
+        "cli/tierstore_cli/shown_rows.py",
         "values = vectors[0] if len(fields) == 1 else",
         "values = vectors[-1] if len(fields) == 1 or True else",
         "tests/cli/test_changes.py::test_get_several_fields",
@@ -1960,7 +1960,7 @@ MUTANTS = [
         "tests/cli/test_output.py",
     ),
     Mutant(
-        "cli/tierstore_cli/rows.py",
+        "cli/tierstore_cli/shown_rows.py",
         "ids[start : start + _SHOWN_TOGETHER])\n        if len(ids)",
         "ids[:_SHOWN_TOGETHER])\n        if len(ids)",
         "tests/cli/test_inspect.py",
@@ -2156,19 +2156,19 @@ MUTANTS = [
         "tests/cli/test_load_export.py::test_export_counts_what_overflows",
     ),
     Mutant(
-        "cli/tierstore_cli/opening.py",
+        "cli/tierstore_cli/stores.py",
         "first, end = (start + (stop - start) * each // count for each in (number, number + 1))",
         "first, end = (start + (stop - start) // count * each for each in (number, number + 1))",
         "tests/cli/test_partitions.py::test_parts_of_an_export_make_one_target",
     ),
     Mutant(
-        "cli/tierstore_cli/opening.py",
+        "cli/tierstore_cli/stores.py",
         "if not (start < stop <= table.rows or start == stop == table.rows == 0):",
         "if not (start < stop or start == stop == table.rows == 0):",
         "tests/cli/test_inspect.py::test_rows_out_of_range",
     ),
     Mutant(
-        "cli/tierstore_cli/opening.py",
+        "cli/tierstore_cli/stores.py",
         "if left <= 0:\n                raise",
         "if left <= 0 and not seconds:\n                raise",
         "tests/cli/test_wait.py::test_a_command_waits_until_the_writer_has_closed",
@@ -2180,13 +2180,13 @@ MUTANTS = [
         "tests/cli/test_keyed.py::test_a_table_by_key",
     ),
     Mutant(
-        "cli/tierstore_cli/rows.py",
+        "cli/tierstore_cli/shown_rows.py",
         "gone = table.lookup(some, missing=-1) < 0",
         "gone = table.lookup(some, missing=-1) <= 0",
         "tests/cli/test_diff_patch_log.py::test_keys_that_went_are_listed",
     ),
     Mutant(
-        "cli/tierstore_cli/rows.py",
+        "cli/tierstore_cli/shown_rows.py",
         "if gone.any():",
         "if gone.all():",
         "tests/cli/test_diff_patch_log.py::test_keys_that_went_are_listed",
@@ -2246,7 +2246,7 @@ MUTANTS = [
         "tests/cli/test_sizing.py::test_simulate_says_what_is_wrong",
     ),
     Mutant(
-        "cli/tierstore_cli/streams.py",
+        "cli/tierstore_cli/pipes.py",
         "if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):",
         "if error.errno != errno.ENOSPC:",
         "tests/cli/test_streams.py::test_a_disk_that_is_too_small_for_a_stream",
@@ -2337,7 +2337,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/export.py",
-        "all_rows=list(opening.choose_rows(chosen, span))",
+        "all_rows=list(stores.choose_rows(chosen, span))",
         "all_rows=list(picked)",
         "tests/cli/test_partitions.py::test_parts_of_an_export_make_one_target",
     ),
@@ -2438,7 +2438,7 @@ MUTANTS = [
         "tests/cli/test_output.py::test_columns_are_left_out_that_do_not_fit_with_the_space_between",
     ),
     Mutant(
-        "cli/tierstore_cli/opening.py",
+        "cli/tierstore_cli/stores.py",
         "        except ConcurrentWriterError:\n            raise\n",
         "",
         "tests/cli/test_wait.py::test_no_command_waits_for_another_writer_to_undo_what_it_published",
@@ -2468,7 +2468,7 @@ MUTANTS = [
         "tests/cli/test_keyed.py::test_keys_expire_in_a_commit_and_a_dry_run_commits_none",
     ),
     Mutant(
-        "cli/tierstore_cli/versions.py",
+        "cli/tierstore_cli/dated.py",
         "{datetime.fromtimestamp(each.time, UTC):%F %T}",
         "{datetime.fromtimestamp(each.time):%F %T}",
         "tests/cli/test_diff_patch_log.py::test_times_are_utc_wherever_the_machine_is",
@@ -2522,13 +2522,13 @@ MUTANTS = [
         "tests/cli/test_put_near.py::test_put_refuses_what_the_type_cannot_hold",
     ),
     Mutant(
-        "cli/tierstore_cli/values.py",
+        "cli/tierstore_cli/numbers.py",
         'if number is None or not word.isascii() or "_" in word:',
         'if number is None or "_" in word:',
         "tests/cli/test_put_near.py::test_put_refuses_what_the_type_cannot_hold",
     ),
     Mutant(
-        "cli/tierstore_cli/values.py",
+        "cli/tierstore_cli/numbers.py",
         "if np.isinf(number) and any(map(str.isdigit, word)):",
         "if False:",
         "tests/cli/test_put_near.py::test_put_refuses_what_the_type_cannot_hold",
@@ -2746,7 +2746,7 @@ MUTANTS = [
     ),
     Mutant(
         "attaching.py",
-        "    found.stats = whole.stats\n",
+        "    selected.stats = whole.stats\n",
         "",
         "tests/gpu/test_split.py::test_files_of_other_columns_are_not_read",
     ),
@@ -3041,7 +3041,7 @@ MUTANTS = [
     ),
     Mutant(
         "sizing/planning.py",
-        "batch = Batch(batch.rows[~hit], batch.counts[~hit])",
+        "batch = DistinctRows(batch.rows[~hit], batch.counts[~hit])",
         "pass",
         "tests/sizing/test_plan.py::test_times_are_those_measured_of_tierstore",
     ),

@@ -12,7 +12,7 @@ import pytest
 import tierstore
 from tests.gpu.emulator import EmulatedDevice
 from tierstore import Budget, Field, TableSpec
-from tierstore._memory_table import MemoryTable, Origin
+from tierstore._memory_table import BottomTier, MemoryTable
 from tierstore.errors import ClosedError, InvalidInputError, InvalidTypeError, RowIndexError
 
 ROWS = 9000
@@ -77,7 +77,7 @@ def test_rows_without_a_place_are_kept_below() -> None:
 
 def test_zeros_take_no_memory_below() -> None:
     spec = TableSpec(rows=1000, dim=8)
-    origin = Origin(spec)
+    origin = BottomTier(spec)
     out = np.ones((3, spec.layout.record_bytes), np.uint8)
     origin.read(np.array([5, 999, 5]), out)
     assert not out.any()

@@ -198,7 +198,7 @@ class _BFloat16(ElementType):
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-class _Float8(ElementType):
+class _EightBitFloat(ElementType):
     """An 8-bit float; NumPy users read and write it as float32.
 
     One sign bit, then the exponent, then `mantissa` bits. With infinities the last exponent is
@@ -312,8 +312,8 @@ class _Integer(ElementType):
 ELEMENT_TYPES: dict[str, ElementType] = {
     each.name: each
     for each in (
-        _Float8("float8_e4m3fn", "F8_E4M3", 3, infinities=False),
-        _Float8("float8_e5m2", "F8_E5M2", 2, infinities=True),
+        _EightBitFloat("float8_e4m3fn", "F8_E4M3", 3, infinities=False),
+        _EightBitFloat("float8_e5m2", "F8_E5M2", 2, infinities=True),
         _Integer("int8", "|i1", "I8"),
         _Integer("uint8", "|u1", "U8"),
         ElementType(

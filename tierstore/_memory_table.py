@@ -40,7 +40,7 @@ _LOAD_BYTES = 8 << 20
 _PART_BYTES = 2 << 20
 
 
-class Origin:
+class BottomTier:
     """The lowest tier of a table without files.
 
     Initializes rows with the initializers of their fields, and stores rows written by the tier
@@ -163,7 +163,7 @@ class MemoryTable(Closing):
             raise InvalidInputError(
                 "a table by key needs a store on the disk; see tierstore.create"
             )
-        origin = Origin(spec)
+        origin = BottomTier(spec)
         budget = Budget(host_rows=spec.rows) if budget is None else budget
         if budget.gpu_whole:
             raise InvalidInputError("gpu_whole is for tables that are only read; leave it out")

@@ -109,7 +109,7 @@ def generators_of(loader: object) -> dict[str, Any]:
     They are attributes of the loader itself, or of its sampler, batch sampler or data set, such as
     "generator" or "batch_sampler.sampler.generator"; the global ones are not among them.
     """
-    found: dict[str, Any] = {}
+    generators: dict[str, Any] = {}
     seen = _globals()
 
     def search(part: object, path: str) -> None:
@@ -117,14 +117,14 @@ def generators_of(loader: object) -> dict[str, Any]:
         for name, value in own.items():
             if isinstance(value, _generators()) and id(value) not in seen:
                 seen.add(id(value))
-                found[path + name] = value
+                generators[path + name] = value
         for name in _PARTS:
             if name in own and id(own[name]) not in seen:
                 seen.add(id(own[name]))
                 search(own[name], f"{path}{name}.")
 
     search(loader, "")
-    return found
+    return generators
 
 
 def _generators() -> tuple[type, ...]:
@@ -142,7 +142,7 @@ def _globals() -> set[int]:
     return {id(each) for each in shared}
 
 
-class Apart:
+class OwnGenerators:
     """A private state of the global generators that is active within the body.
 
     Each entry continues from the end of the last. Draws inside and outside the body do not affect

@@ -134,13 +134,13 @@ def _by_words(
 
 def _by_digits(values: Index, most: int) -> npt.NDArray[np.intp]:
     """Return the same order; NumPy sorts two bytes at a time by counting them."""
-    found = values.astype(np.uint16).argsort(kind="stable")
+    order = values.astype(np.uint16).argsort(kind="stable")
     shift = 16
     while most >> shift:
         digits = (values >> shift).astype(np.uint16)
-        found = found.take(digits.take(found).argsort(kind="stable"))
+        order = order.take(digits.take(order).argsort(kind="stable"))
         shift += 16
-    return found
+    return order
 
 
 @cache
@@ -204,9 +204,9 @@ class Groups:
     @cached_property
     def positions(self) -> npt.NDArray[np.intp]:
         """Which of the distinct rows each id `(n,)` is of."""
-        found, repeats = np.empty(self.order.size, np.intp), self.starts[1:] - self.starts[:-1]
-        found[self.order] = np.arange(self.rows.size).repeat(repeats)
-        return found
+        numbers, repeats = np.empty(self.order.size, np.intp), self.starts[1:] - self.starts[:-1]
+        numbers[self.order] = np.arange(self.rows.size).repeat(repeats)
+        return numbers
 
     @property
     def repeats(self) -> npt.NDArray[np.int64]:

@@ -105,9 +105,9 @@ class RowMap:
 
     def find(self, rows: Rows) -> Numbers:
         """Return the number of each of `rows` `(n,)`, less one, as a new array."""
-        found = np.empty(rows.size, np.int32)
-        find_slots(self.places, _MOST, np.ascontiguousarray(rows), found)
-        return found
+        numbers = np.empty(rows.size, np.int32)
+        find_slots(self.places, _MOST, np.ascontiguousarray(rows), numbers)
+        return numbers
 
     def set(self, rows: Rows, numbers: Numbers | None, *, raises: bool = False) -> None:
         """Give `rows` `(n,)` their `numbers` `(n,)`, 0 or None for none; of equal rows the last.

@@ -76,9 +76,9 @@ def parse(data: bytes, name: str) -> Any:
     """Parse a JSON value; raises FormatError, also for duplicate keys, NaN and deep nesting."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) != len(pairs):
+        if len(entries := dict(pairs)) != len(pairs):
             raise FormatError(f"{name}: a key occurs twice")
-        return found
+        return entries
 
     def finite(text: str) -> float:
         if not math.isfinite(value := float(text)):

@@ -186,7 +186,7 @@ def _beside(
 ) -> list[tuple[float, float]]:
     """Return the left end and the middle of the line of each name, near its mark."""
     taken = [(x - _MARK, x + _MARK, y - _MARK, y + _MARK) for x, y in marks]
-    found = []
+    places = []
     for (x, y), name in zip(marks, names, strict=True):
         width = min(_CHARACTER * len(name), _WIDTH - 4.0)
         boxes = []
@@ -203,8 +203,8 @@ def _beside(
                 break
         _, box = boxes[-1] if boxes else (True, (2.0, 2.0 + width, y - 7, y + 7))
         taken.append(box)
-        found.append((box[0], (box[2] + box[3]) / 2))
-    return found
+        places.append((box[0], (box[2] + box[3]) / 2))
+    return places
 
 
 Box = tuple[float, float, float, float]

@@ -238,9 +238,9 @@ def _selected(
     if base is None:
         return Selected(tier, selection)
     opened.callback(base.close)
-    found = DiskTier(cast(Base, base), [], table=whole.table)
-    found.stats = whole.stats
-    return found
+    selected = DiskTier(cast(Base, base), [], table=whole.table)
+    selected.stats = whole.stats
+    return selected
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:

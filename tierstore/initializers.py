@@ -386,21 +386,21 @@ def from_file(path: str | os.PathLike[str]) -> Initializer:
     return from_array(values)
 
 
-def as_initializer(given: object) -> Initializer | None:
+def as_initializer(init: object) -> Initializer | None:
     """Return what is given as `init`: an initializer, a number for `constant` of it, or None.
 
     Raises InvalidTypeError for other objects, naming the function for the name of an initializer.
     """
-    if given is None or isinstance(given, Initializer):
-        return given
-    if isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool):
-        return Constant(float(given))
+    if init is None or isinstance(init, Initializer):
+        return init
+    if isinstance(init, int | float | np.integer | np.floating) and not isinstance(init, bool):
+        return Constant(float(init))
     wanted = "tierstore.zeros() or tierstore.constant(0.5), or a number"
-    if isinstance(given, str) and (found := re.match(r"\s*(\w+)", given)):
+    if isinstance(init, str) and (found := re.match(r"\s*(\w+)", init)):
         kind = INITIALIZERS.get(found[1])
         if kind is not None:
             wanted = f"tierstore.{found[1]}({', '.join(_numbers(kind))})"
-    raise InvalidTypeError(f"init must be an initializer such as {wanted}, not {given!r}")
+    raise InvalidTypeError(f"init must be an initializer such as {wanted}, not {init!r}")
 
 
 def syntax() -> str:

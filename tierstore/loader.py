@@ -8,7 +8,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from tierstore._random import Apart, State, generator_state, generators_of, set_generator_state
+from tierstore._random import (
+    OwnGenerators,
+    State,
+    generator_state,
+    generators_of,
+    set_generator_state,
+)
 from tierstore.errors import (
     InvalidInputError,
     InvalidTypeError,
@@ -79,7 +85,7 @@ class Lookahead(Generic[Batch]):
     def _drawn(self) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """Draw the batches of this iteration; yield each with the position after it."""
         begin: dict[str, Any] = self._position if self._resumes else {"given": 0}
-        given, apart = begin["given"], Apart(begin.get("random"))
+        given, apart = begin["given"], OwnGenerators(begin.get("random"))
         if self._resumes:
             self._begin_workers(begin, apart.state)
         self._resumes = False
@@ -115,7 +121,7 @@ class Lookahead(Generic[Batch]):
             self._loader._iterator = None
             return
         if not self._stays():
-            with Apart(random):
+            with OwnGenerators(random):
                 iter(self._loader)
         warn(
             f"this run goes on after {counted(self.epoch, 'epoch')} with persistent_workers=True: "

@@ -61,7 +61,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _LabelledRows:
     """Some rows of a table with their labels."""
 
     ids: npt.NDArray[np.int64]
@@ -240,7 +240,7 @@ def _misses(simulation: Simulation) -> Iterator[str]:
     )
 
 
-def _sampled(table: Table, also: npt.NDArray[np.int64]) -> _Sample:
+def _sampled(table: Table, also: npt.NDArray[np.int64]) -> _LabelledRows:
     """Return a fixed random sample of finite rows, and the rows in `also`."""
     count = min(table.rows, _NORMS)
     ids = np.arange(count, dtype=np.int64)
@@ -253,7 +253,7 @@ def _sampled(table: Table, also: npt.NDArray[np.int64]) -> _Sample:
     ids, rows = ids[finite], rows[finite]
     keys = [None] * len(ids) if table.keys is None else np.asarray(table.keys[ids]).tolist()
     names = [str(row if key is None else key) for row, key in zip(ids.tolist(), keys, strict=True)]
-    return _Sample(ids, rows, names)
+    return _LabelledRows(ids, rows, names)
 
 
 def _pictures(table: Table, chosen: Any, k: int) -> Iterator[str]:

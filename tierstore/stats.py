@@ -250,13 +250,13 @@ class History:
 
         Rates are over requested ids. Samples without requests since the previous one are omitted.
         """
-        found = []
+        rates = []
         for before, after in pairwise(self.samples):
             requested = after.stats[tier].requested - before.stats[tier].requested
             hits = after.stats[tier].hits - before.stats[tier].hits
             if requested:
-                found.append((after.step, hits / requested))
-        return found
+                rates.append((after.step, hits / requested))
+        return rates
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the hit rates to a file for `tierstore report --history`, replacing an old one.
@@ -660,7 +660,7 @@ def read_prometheus(path: str | os.PathLike[str]) -> dict[tuple[str, str, str], 
     Names are without `tierstore_`; table and tier are "" where a figure has none. Lines of other
     programs are skipped. Raises FormatError for a file that has none of tierstore.
     """
-    found = {}
+    figures = {}
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         if (match := _LINE.fullmatch(line)) is None:
             continue
@@ -670,10 +670,10 @@ def read_prometheus(path: str | os.PathLike[str]) -> dict[tuple[str, str, str], 
         }
         with contextlib.suppress(ValueError):
             where = (match[1], labels.get("table", ""), labels.get("tier", ""))
-            found[where] = float(match[3])
-    if not found:
+            figures[where] = float(match[3])
+    if not figures:
         raise FormatError(f"{path} has no figures of tierstore; write_prometheus writes such files")
-    return found
+    return figures
 
 
 def _lines(store: Informed) -> Iterator[str]:

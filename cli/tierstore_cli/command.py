@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from tierstore_cli.failure import Interrupted, failures, in_a_shell, writing_output
 from tierstore_cli.output import Output
 from tierstore_cli.params import FiniteRange
-from tierstore_cli.text import tell
+from tierstore_cli.printing import tell
 
 WAITING = "tierstore.wait"
 """The key of the seconds of --wait in the context."""

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from tierstore_cli import INTERRUPTED
-from tierstore_cli.text import discard, printable, tell
+from tierstore_cli.printing import discard, printable, tell
 
 if TYPE_CHECKING:
     from tierstore.errors import TierStoreError

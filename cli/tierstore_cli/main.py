@@ -17,7 +17,7 @@ import click
 
 from tierstore_cli.commands import GROUPS, load_command, summaries
 from tierstore_cli.failure import CLOSED_PIPE, Interrupted, writing_output
-from tierstore_cli.text import discard, tell
+from tierstore_cli.printing import discard, tell
 
 _CALLED = {
     "alter": "alter-table convert",

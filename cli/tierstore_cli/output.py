@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tierstore_cli.failure import Failure, writing_output
-from tierstore_cli.text import fitted, printable, tell
+from tierstore_cli.printing import fitted, printable, tell
 
 
 @dataclass(frozen=True)

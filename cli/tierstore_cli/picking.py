@@ -15,7 +15,7 @@ from tierstore.budget import DEFAULT_MEMORY, Size
 from tierstore.errors import InvalidInputError
 from tierstore.importing import read_keys
 from tierstore_cli.params import IDS, IDS_FROM, KEY, KEYS_FROM
-from tierstore_cli.streams import as_file, is_stream
+from tierstore_cli.pipes import as_file, is_stream
 
 Ids = npt.NDArray[np.int64]
 Keys = Ids | npt.NDArray[np.uint64] | Sequence[str]

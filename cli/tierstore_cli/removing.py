@@ -6,7 +6,7 @@ import click
 
 from tierstore import KeyedTable, Store
 from tierstore.errors import counted
-from tierstore_cli.opening import Change, choose_table
+from tierstore_cli.stores import StoreChange, choose_table
 
 
 def choose_keyed(store: Store, name: str | None, otherwise: str) -> KeyedTable:
@@ -20,7 +20,12 @@ def choose_keyed(store: Store, name: str | None, otherwise: str) -> KeyedTable:
 
 
 def settle(
-    change: Change, table: KeyedTable, removed: int, *, dry_run: bool, missing: int | None = None
+    change: StoreChange,
+    table: KeyedTable,
+    removed: int,
+    *,
+    dry_run: bool,
+    missing: int | None = None,
 ) -> None:
     """Commit what was removed, or bring it back for a dry run, and say so.
 

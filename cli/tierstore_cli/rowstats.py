@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import Table
-from tierstore_cli.text import sparkline
+from tierstore_cli.printing import sparkline
 
 SAMPLE_ROWS = 100_000
 BLOCK_ROWS = 8192

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tierstore._dtypes import ELEMENT_TYPES
 from tierstore_cli.commands import summaries
 from tierstore_cli.main import cli
-from tierstore_cli.text import printable
+from tierstore_cli.printing import printable
 
 COMMANDS = {
     "export": ["export", "single.tier", "out.vec"],
@@ -32,7 +32,7 @@ def run_until(number, args, cwd):
     code = f"""
 import os
 from tierstore_cli.main import cli
-from tierstore_cli.progress import Progress
+from tierstore_cli.bars import Progress
 Progress.__call__ = lambda self, done, total: os.kill(os.getpid(), {int(number)})
 cli()
 """

@@ -353,7 +353,7 @@ def test_who_writes_is_read_without_taking_the_lock(pair, monkeypatch):
 
 def test_rows_in_json_are_written_as_they_are_read(single, monkeypatch):
     """The least that is read is a block; a reader that has seen enough ends the rest."""
-    from tierstore_cli.rows import rows_data
+    from tierstore_cli.shown_rows import rows_data
 
     with tierstore.open(single, "r+") as store:
         store.grow("embeddings", 5000)

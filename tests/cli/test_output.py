@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from tierstore_cli import progress as progress_module
+from tierstore_cli import bars as progress_module
+from tierstore_cli.bars import Progress
 from tierstore_cli.output import Grid, Output, fitting
-from tierstore_cli.progress import Progress
-from tierstore_cli.text import fitted, printable
+from tierstore_cli.printing import fitted, printable
 
 GRID = Grid(("NAME", "ROWS"), [("item", "1,000"), ("u", "5")], right=frozenset({1}))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tierstore
-from tierstore_cli.progress import Progress
+from tierstore_cli.bars import Progress
 
 
 def rows_of(path, name, version=None):
@@ -360,7 +360,7 @@ def test_a_fold_says_how_far_it_is(run, pair, monkeypatch):
         def __call__(self, done, total):
             seen.append((self.label, done, total))
 
-    monkeypatch.setattr("tierstore_cli.opening.Progress", Told)
+    monkeypatch.setattr("tierstore_cli.stores.Progress", Told)
     run("fold", pair)
     assert seen and {label for label, _, _ in seen} == {"folding"}
     assert 0 < seen[-1][1] == seen[-1][2]

@@ -10,7 +10,7 @@ from tierstore import policy
 from tierstore.budget import format_bytes
 from tierstore.machine import examine_storage, speeds
 from tierstore.sizing import host_for_hits, load_stream, plan, plan_budgets, simulate
-from tierstore_cli.text import sparkline
+from tierstore_cli.printing import sparkline
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 import tierstore
 from tierstore.errors import ConcurrentWriterError
-from tierstore_cli import opening
+from tierstore_cli import stores
 from tierstore_cli.command import WAITING
 from tierstore_cli.main import cli
 
@@ -37,7 +37,7 @@ def test_a_command_waits_until_the_writer_has_closed(run, single, tmp_path, monk
             store.close()
 
     clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    monkeypatch.setattr(opening, "time", clock)
+    monkeypatch.setattr(stores, "time", clock)
     run(command, single, *WRITERS[command], "--wait", 60)
     assert len(waits) == 2 and 0 < max(waits) < 5
 
@@ -52,7 +52,7 @@ def test_no_command_waits_for_another_writer_to_undo_what_it_published():
 
     with click.Context(cli) as context, pytest.raises(ConcurrentWriterError):
         context.meta[WAITING] = 0.5
-        opening.awaited(work)
+        stores.awaited(work)
     assert calls == [1]
 
 

@@ -144,7 +144,7 @@ def _wait(awaited: Awaitable[T], action: str, path: str) -> T:
         return await awaited
 
     try:
-        found: T = sync(run())
+        result: T = sync(run())
     except TierStoreError:
         raise
     except FileNotFoundError as error:
@@ -158,7 +158,7 @@ def _wait(awaited: Awaitable[T], action: str, path: str) -> T:
             f"cannot {action} {path}: {type(error).__name__}: {error}; check the network, and if "
             "the last save was interrupted, save again"
         ) from error
-    return found
+    return result
 
 
 def _missing(path: str) -> FileNotFoundError:

@@ -233,17 +233,17 @@ class _Texts(KeyMap):
 
     def add(self, asked: Asked) -> Rows:
         with self.lock:
-            found, texts = self.find(asked), _texts_of(asked)
-            missing = np.flatnonzero(found < 0)
+            rows, texts = self.find(asked), _texts_of(asked)
+            missing = np.flatnonzero(rows < 0)
             if missing.size:
                 codes, given = asked.codes[missing], texts.take(missing)
                 _, firsts = HashMap.of(codes, given)
                 is_new = firsts == np.arange(firsts.size)
                 new = given.take(np.flatnonzero(is_new))
-                found[missing] = len(self) - 1 + np.cumsum(is_new)[firsts]
+                rows[missing] = len(self) - 1 + np.cumsum(is_new)[firsts]
                 self._extend(new.blob, np.diff(new.offsets))
                 self._map.append(codes[is_new])
-            return found
+            return rows
 
     def _extend(self, blob: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> None:
         """Append texts to the others; memory grows ahead, and is used up to the last offset."""

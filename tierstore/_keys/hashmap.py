@@ -132,14 +132,14 @@ class HashMap:
 
         `texts` are the keys themselves where the map is of texts.
         """
-        codes, found = np.ascontiguousarray(codes), np.empty(codes.size, np.int64)
+        codes, rows = np.ascontiguousarray(codes), np.empty(codes.size, np.int64)
         for start in range(0, codes.size, _AT_ONCE):
             part = slice(start, min(start + _AT_ONCE, codes.size))
-            _core.find_keys(*self._map(), codes[part], found[part], *self._compared(texts, part))
+            _core.find_keys(*self._map(), codes[part], rows[part], *self._compared(texts, part))
         if self._far:
-            for at in np.flatnonzero(found < 0).tolist():
-                found[at] = self._far.get(_name(codes, texts, at), -1)
-        return found
+            for at in np.flatnonzero(rows < 0).tolist():
+                rows[at] = self._far.get(_name(codes, texts, at), -1)
+        return rows
 
     def add(self, codes: Codes) -> Rows:
         """Return the row of each key; keys that are new get the next rows, in their order.
@@ -147,12 +147,12 @@ class HashMap:
         For codes that are keys; texts that `find` misses are given to `append`.
         """
         self.reserve(self._rows + min(self._expected, self._rows // _SPLIT))
-        found = self.find(codes)
-        missing = np.flatnonzero(found < 0)
+        rows = self.find(codes)
+        missing = np.flatnonzero(rows < 0)
         if missing.size:
-            found[missing] = self.append(codes[missing])
+            rows[missing] = self.append(codes[missing])
         self._expected = missing.size
-        return found
+        return rows
 
     def append(self, codes: Codes) -> Rows:
         """Give the next rows to keys, and return for each the first row that has it.
@@ -243,20 +243,20 @@ class HashMap:
         """
         texts = None if self._texts is None else self._texts()
         own = () if texts is None else (texts.blob, texts.offsets)
-        found, codes, at = np.empty(count, np.int64), self._codes.array, 0
+        rows, codes, at = np.empty(count, np.int64), self._codes.array, 0
         progress = np.array([0, first])
         while at < count:
-            part = found[: at + _AT_ONCE]
+            part = rows[: at + _AT_ONCE]
             at = _core.enter_keys(*self._map(), first, dense, part, progress, *own)
             if at < part.size:  # a key without a place
                 row, name = int(progress[1]), _name(codes, texts, first + at)
-                found[at] = holder = self._far.setdefault(name, row)
+                rows[at] = holder = self._far.setdefault(name, row)
                 if dense:
                     codes[row] = codes[first + at]
                 at += 1
                 progress[:] = at, row + (holder == row or not dense)
         self._rows = int(progress[1])
-        return found
+        return rows
 
     def _taken_out(self, first: int, count: int) -> Places:
         """Empty some segments, and return their entries."""

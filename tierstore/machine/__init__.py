@@ -204,14 +204,14 @@ class Machine:
     @property
     def problems(self) -> list[str]:
         """The problems found, each with its remedy."""
-        found = [] if self.cuda.advice is None else [self.cuda.advice]
+        problems = [] if self.cuda.advice is None else [self.cuda.advice]
         if not self.storage.tested:
-            found.append(
+            problems.append(
                 f"{self.storage.path} is on {self.storage.filesystem or 'an unknown file system'}, "
                 "on which locks and syncs were not tested: keep stores on one of "
                 f"{', '.join(sorted(TESTED))}"
             )
-        return found
+        return problems
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, including problems, as plain dicts, lists, strings and numbers."""

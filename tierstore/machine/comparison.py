@@ -186,13 +186,13 @@ def _on_gpu(path: Path, rows: int, seconds: float) -> dict[str, Took]:
         cupy.cuda.runtime.getDeviceCount()
     except Exception:  # no CuPy, no device or no driver
         return {}
-    found: dict[str, Took] = {}
+    times: dict[str, Took] = {}
     whole, part = (Budget(host_rows=2**40, gpu_rows=count) for count in (rows, rows // 4))
-    found["gpu_warm"] = _gpu_batches(cupy, path, whole, _read, seconds)
-    found["gpu_leased"] = _gpu_batches(cupy, path, whole, _lease, seconds)
-    found["gpu_missed"] = _gpu_batches(cupy, path, part, _read, seconds)
-    found["gpu_lease_missed"] = _gpu_batches(cupy, path, part, _lease, seconds)
-    return found
+    times["gpu_warm"] = _gpu_batches(cupy, path, whole, _read, seconds)
+    times["gpu_leased"] = _gpu_batches(cupy, path, whole, _lease, seconds)
+    times["gpu_missed"] = _gpu_batches(cupy, path, part, _read, seconds)
+    times["gpu_lease_missed"] = _gpu_batches(cupy, path, part, _lease, seconds)
+    return times
 
 
 def _gpu_batches(

@@ -181,7 +181,7 @@ def measure(
     size = min(file_bytes, 256 * MIB)
     try:
         with _file(directory, file_bytes) as path:
-            found = Speeds(
+            speeds = Speeds(
                 copy_bytes=step(_copy(size, seconds)),
                 gather_rows=step(_gather(size, seconds)),
                 sequential_bytes=step(_sequential(path, seconds)),
@@ -193,8 +193,8 @@ def measure(
     except OSError as error:
         raise StoreIOError(f"cannot measure the disk under {directory}: {error}") from error
     step(0)
-    save_speeds(directory, found)
-    return found
+    save_speeds(directory, speeds)
+    return speeds
 
 
 def known_speeds(directory: str | os.PathLike[str] = ".") -> Speeds | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from tierstore._table.joint import JointTable
 from tierstore._table.table import Table
 from tierstore.nn.zeros import Zeros
-from tierstore.optim.on_device import OnDevice
+from tierstore.optim.on_device import DeviceStep
 from tierstore.optim.on_host import OnHost
 from tierstore.optim.rounding import Rounding
 from tierstore.optim.row_wise import RowWiseAdagrad
@@ -67,7 +67,7 @@ class InPlace:
         self._field = field
         self._states = states
         self._rounding = rounding
-        self._found: dict[tuple[Any, ...], OnDevice | OnHost | None] = {}
+        self._found: dict[tuple[Any, ...], DeviceStep | OnHost | None] = {}
         self._layout: RecordLayout | None = None
 
     def step(
@@ -98,7 +98,7 @@ class InPlace:
         class, for types that differ, and for options that require another way; on the host also for
         rows that are not in the host tier.
         """
-        kind = OnHost if lease.device is None else OnDevice
+        kind = OnHost if lease.device is None else DeviceStep
         if self._rule is None or not kind.takes(group):
             return False
         layout = self._table.spec.layout

@@ -21,13 +21,13 @@ from tierstore.optim.float8 import SIGNED, SIZES
 from tierstore.optim.rounding import Rounding
 from tierstore.spec import Field, RecordLayout
 
-__all__ = ["OnDevice"]
+__all__ = ["DeviceStep"]
 
 _SOURCE = RECORDS.extended("tierstore.optim", "step.cu")
 _Step: Any = _SOURCE.structure("Step")
 
 
-class OnDevice:
+class DeviceStep:
     """Where the fields of an optimizer are in a record, and the kernel for them.
 
     Attributes:
@@ -43,7 +43,7 @@ class OnDevice:
         flags: Mapping[str, bool],
         rounding: Rounding,
         states: tuple[str, ...],
-    ) -> OnDevice | None:
+    ) -> DeviceStep | None:
         """Return the step for fields, the weight first; None where the kernel lacks a type."""
         if not all(_kernel_type(layout.field(name)) for name in names):
             return None

@@ -38,7 +38,7 @@ from tierstore.optim.lazy import LazyRows
 from tierstore.optim.ordinary import OrdinaryState
 from tierstore.optim.probe import StatePlan, as_gradient, probe, ruinous_gradient
 from tierstore.optim.rounding import Rounding
-from tierstore.optim.state import Changes, StoredState
+from tierstore.optim.state import Handovers, StoredState
 from tierstore.optim.trained import Project, Share, TrainedField
 
 __all__ = ["TieredOptimizer"]
@@ -297,11 +297,11 @@ class TieredOptimizer(torch.optim.Optimizer):
             for each in itertools.chain.from_iterable(states.values()):
                 each.anew = False
         if self._reset:
-            changes = _Changes("drop")
+            changes = _Commits("drop")
             for each in itertools.chain.from_iterable(states.values()):
                 changes.add(each.table, set(each.stale()))
             changes.apply(self._progress)
-        changes = _Changes("add")
+        changes = _Commits("add")
         for rows in new:
             for state in states[rows]:
                 state.check_owner()
@@ -373,9 +373,9 @@ class TieredOptimizer(torch.optim.Optimizer):
     def _project_of(self, rows: RowsParameter) -> Project | None:
         if not isinstance(self._project, Mapping):
             return self._project
-        for layer, each in self._project.items():
+        for layer, project in self._project.items():
             if any(parameter is rows for parameter in layer.parameters()):
-                return each
+                return project
         return None
 
     # -- training
@@ -407,7 +407,7 @@ class TieredOptimizer(torch.optim.Optimizer):
             if door.reason:
                 door.check_open(write=True)  # its gradient went with the store
             field.check_owner()
-            if field.held != Changes.count and field not in self._beginning:
+            if field.held != Handovers.count and field not in self._beginning:
                 field.check_holder()
         loss = None
         if closure is not None:
@@ -633,8 +633,8 @@ def _unhooked(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimiz
         step = inspect.unwrap(step)
     elif getattr(step, "hooked", False):
         step = step.__wrapped__
-    found: Callable[[torch.optim.Optimizer], Any] = step
-    return found
+    bare: Callable[[torch.optim.Optimizer], Any] = step
+    return bare
 
 
 def class_name(kind: type[torch.optim.Optimizer]) -> str:
@@ -668,7 +668,7 @@ def _check_apart(every: Iterable[RowsParameter], parts: Sequence[TableRows]) -> 
                 )
 
 
-class _Changes:
+class _Commits:
     """Changes of the tables of stores, one commit a store."""
 
     def __init__(self, what: str) -> None:

@@ -30,9 +30,9 @@ class OrdinaryState(defaultdict[Tensor, Any]):
     def __missing__(self, key: Tensor) -> Any:
         """Return an empty state, and for rows one that says where theirs is."""
         if isinstance(key, RowsParameter | TableRows):
-            found = _InRecords(key)
-            super().__setitem__(key, found)
-            return found
+            state = _InRecords(key)
+            super().__setitem__(key, state)
+            return state
         return super().__missing__(key)
 
     def __setitem__(self, key: Tensor, value: Any) -> None:

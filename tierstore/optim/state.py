@@ -30,7 +30,7 @@ _holders: weakref.WeakKeyDictionary[Table, dict[str, object]] = weakref.WeakKeyD
 several that share its state."""
 
 
-class Changes:
+class Handovers:
     """How often the state of a field went from one optimizer of this process to another."""
 
     count = 0
@@ -120,7 +120,7 @@ class StoredState:
         holders = _holders.setdefault(self.table, {})
         if holders.get(self.step) is not self._token:
             holders[self.step] = self._token
-            Changes.count += 1
+            Handovers.count += 1
 
     def check_holder(self) -> None:
         """Raise InvalidInputError if another optimizer has put its state in place of this one's."""

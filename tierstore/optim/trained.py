@@ -20,7 +20,7 @@ from tierstore.optim.float8 import Float8
 from tierstore.optim.in_place import InPlace
 from tierstore.optim.probe import StatePlan
 from tierstore.optim.rounding import rounded_at_random
-from tierstore.optim.state import Changes, State, StoredState
+from tierstore.optim.state import Handovers, State, StoredState
 
 __all__ = ["Project", "Share", "TrainedField"]
 
@@ -88,7 +88,7 @@ class TrainedField:
         self._owned: list[Any] | None = None
         """The owners of the tables' state when `check_owner` found no fault, if all are known."""
         self.held: int | None = None
-        """How often states had changed hands when `check_holder` found no fault; see `Changes`."""
+        """How often states had changed hands when `check_holder` found no fault: `Handovers`."""
         self._plan = plan
         self._in_place = in_place
         self._project = project
@@ -137,7 +137,7 @@ class TrainedField:
         """Raise InvalidInputError if another optimizer of this process replaced the state."""
         for state in self.states:
             state.check_holder()
-        self.held = Changes.count
+        self.held = Handovers.count
 
     # Nothing below calls a function of this library for each table of a batch, and C code does what
     # is done for each: otherwise it would be a large part of a small step over many tables.

@@ -24,7 +24,7 @@ _WINDOW = 256
 
 
 @dataclass
-class _Coming:
+class _Announced:
     """An announced batch: its ascending distinct rows, and the next batch that uses each."""
 
     number: int
@@ -48,7 +48,7 @@ class DueSoonest(Ranking):
         self._window = window
         self._next = np.zeros(rows, np.uint32)
         self._last = np.zeros(rows, np.uint32)
-        self._coming: dict[int, _Coming] = {}
+        self._coming: dict[int, _Announced] = {}
         self._in_use = NO_ROWS
         self._announced = 0
 
@@ -73,7 +73,7 @@ class DueSoonest(Ranking):
         self._announced += 1
         number = self._announced
         self._link(rows, number)
-        self._coming[number] = _Coming(number, rows, np.zeros(rows.size, np.uint32))
+        self._coming[number] = _Announced(number, rows, np.zeros(rows.size, np.uint32))
         self._last[rows] = number
         unknown: Rows = rows[self._next[rows] == 0]
         self._next[unknown] = number
@@ -112,7 +112,7 @@ class DueSoonest(Ranking):
         sets = [self._in_use, *(batch.rows for batch in islice(self._coming.values(), 2))]
         return int(np.argmax([_shared(rows, members) for members in sets]))
 
-    def _pop(self) -> _Coming:
+    def _pop(self) -> _Announced:
         """Start the next batch; its rows are then due with a later batch, or not at all."""
         batch = self._coming.pop(next(iter(self._coming)))
         due = self._next[batch.rows] == batch.number

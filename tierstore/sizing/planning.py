@@ -28,7 +28,7 @@ from tierstore.sizing.simulation import (
     first_measured,
     first_touches,
 )
-from tierstore.sizing.streams import Batch, Stream
+from tierstore.sizing.streams import DistinctRows, Stream
 from tierstore.spec import TableSpec
 
 
@@ -163,7 +163,7 @@ def plan_tables(
     given = Budget.of(budget)
     check_names(specs, given, policy)
     on_gpu = given.gpu not in (None, 0) or given.gpu_rows is not None
-    found = []
+    spaces = []
     for part in _placement(given, policy).plan(specs, any_gpu=on_gpu):
         sizes = {
             "gpu": (part.gpu_bytes, part.gpu_slots),
@@ -175,7 +175,7 @@ def plan_tables(
             if slots
         )
         disk_bytes = part.rows * (part.stored_bytes + 4)
-        found.append(
+        spaces.append(
             SpacePlan(
                 part.tables,
                 part.rows,
@@ -186,7 +186,7 @@ def plan_tables(
                 part.index_bytes,
             )
         )
-    return found
+    return spaces
 
 
 def plan(
@@ -319,11 +319,11 @@ def plan_budgets(
     """
     policy = policy or lru()
     report = Overall(shown(progress), len(shares) * len(stream.batches))
-    found = []
+    plans = []
     for share in shares:
         slots = max(1, int(rows * share))
         host = bytes_for(rows, record_bytes, slots, policy, indexed=True)
-        found.append(
+        plans.append(
             plan(
                 rows,
                 record_bytes,
@@ -336,7 +336,7 @@ def plan_budgets(
         )
         report.passed(len(stream.batches))
     report.finish()
-    return found
+    return plans
 
 
 def host_for_hits(
@@ -484,7 +484,7 @@ def _replayed(
             hit, evictions = tier.use(batch)
             if number >= first:
                 rates[name].count(batch, hit, evictions)
-            batch = Batch(batch.rows[~hit], batch.counts[~hit])
+            batch = DistinctRows(batch.rows[~hit], batch.counts[~hit])
         if number >= first:
             pages += _pages(batch.rows, record_bytes)
         if progress is not None:
@@ -562,12 +562,12 @@ def _once(rows: int, sizes: dict[str, int], touched: float) -> dict[str, float]:
 
     A tier that holds every row, and those below it, miss a row the first time alone.
     """
-    found, whole = {}, False
+    misses, whole = {}, False
     for name, slots in sizes.items():  # the nearest first
         whole = whole or slots >= rows
         if whole:
-            found[name] = touched
-    return found
+            misses[name] = touched
+    return misses
 
 
 def _from_page_cache(misses: float, wide: float, speeds: Speeds, *, through: bool) -> float:

@@ -14,7 +14,7 @@ from tierstore._progress import Overall, Shown, shown
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
 from tierstore.policy import PolicyLike, PolicySpec, choose
-from tierstore.sizing.streams import Batch, Stream
+from tierstore.sizing.streams import DistinctRows, Stream
 from tierstore.stats import Hits, tally
 
 NEVER = np.iinfo(np.int32).max
@@ -89,7 +89,7 @@ class Rates(Hits):
         """Rows evicted per batch; changed ones are written to the tier below."""
         return self.evictions / self.batches if self.batches else 0.0
 
-    def count(self, batch: Batch, hit: npt.NDArray[np.bool_], evictions: int) -> None:
+    def count(self, batch: DistinctRows, hit: npt.NDArray[np.bool_], evictions: int) -> None:
         """Add a batch."""
         tally(
             self,
@@ -127,11 +127,11 @@ class Replay:
         alike = self._slots.order(np.arange(1)) is None
         self._chance = np.random.default_rng(0) if chance and alike else None
 
-    def announce(self, batch: Batch) -> None:
+    def announce(self, batch: DistinctRows) -> None:
         """Announce `batch` as the next one after those already announced."""
         self._slots.announce(batch.rows)
 
-    def use(self, batch: Batch) -> tuple[npt.NDArray[np.bool_], int]:
+    def use(self, batch: DistinctRows) -> tuple[npt.NDArray[np.bool_], int]:
         """Run a batch; return which of its rows hit, and how many rows were evicted."""
         slots, rows = self._slots, batch.rows
         slots.use(rows)

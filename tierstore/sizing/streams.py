@@ -28,7 +28,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Batch:
+class DistinctRows:
     """The distinct rows of a batch, in random order, and the number of ids for each."""
 
     rows: Ids
@@ -46,7 +46,7 @@ class Stream:
     """
 
     rows: int
-    batches: Sequence[Batch]
+    batches: Sequence[DistinctRows]
     ids: int
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ def stream_of(batches: Iterable[Any], rows: int | None = None, seed: int = 0) ->
         distinct, counts = np.unique(array.ravel(), return_counts=True)
         least, greatest = min(least, int(distinct[0])), max(greatest, int(distinct[-1]))
         order = rng.permutation(distinct.size)
-        made.append(Batch(distinct[order].astype(np.int64), counts[order].astype(np.int64)))
+        made.append(DistinctRows(distinct[order].astype(np.int64), counts[order].astype(np.int64)))
         ids += array.size
     if not made:
         raise InvalidInputError("there are no ids to replay")

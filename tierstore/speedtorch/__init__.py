@@ -28,7 +28,7 @@ with needs("torch", "torch", "this needs PyTorch"):
     import torch
 
     from tierstore.speedtorch.array import ArrayRows, CountRows
-    from tierstore.speedtorch.base import Held, Where, flat_ids, legacy, table_of
+    from tierstore.speedtorch.base import TableRows, Where, flat_ids, legacy, table_of
     from tierstore.speedtorch.batches import Duplicates, ModelRows, OptimizerRows
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-class _Common(Held):
+class _Common(TableRows):
     """Base of the classes of this family: `CPUPinn=True` is host memory, False the GPU."""
 
     CPUPinn: bool
@@ -182,7 +182,7 @@ class COM(_Common, CountRows):
         self.CPUPinn = CPUPinn
 
 
-class _CommonMM(Held):
+class _CommonMM(TableRows):
     """Base of the classes of this family: the store, and what to do with it."""
 
     CPUPinn: bool
@@ -358,7 +358,7 @@ class COMMM(_CommonMM, CountRows):
         self.CPUPinn = CPUPinn
 
 
-class _Kind(Held):
+class _Kind(TableRows):
     """A family of classes, with tables in host memory or on the GPU."""
 
     _pinned: bool
@@ -420,7 +420,7 @@ class TorchCounts(_Kind, CountRows):
         super().__init__(total_classes, datatype, where)
 
 
-class _PytorchCommon(Held):
+class _PytorchCommon(TableRows):
     """Base of the classes of this family.
 
     `deviceType="cuda"` means a table on the GPU, "cpu" one in host memory. With `pinType=True` the
@@ -506,7 +506,7 @@ class PytorchCOM(_PytorchCommon, CountRows):
         super().__init__(total_classes, datatype, _where(deviceType, pinType, budget, device))
 
 
-class _CPUPytorchCommon(Held):
+class _CPUPytorchCommon(TableRows):
     """Base of the classes of this family: tables in host memory, with a cache on the GPU."""
 
     _pinned = True
@@ -525,7 +525,7 @@ class CPUPytorchCOM(_CPUPytorchCommon, TorchCounts):
     """Counts of pairs of classes in host memory; see `COM`."""
 
 
-class _GPUPytorchCommon(Held):
+class _GPUPytorchCommon(TableRows):
     """Base of the classes of this family: the whole table is on the GPU."""
 
     _pinned = False

@@ -25,7 +25,7 @@ from tierstore.errors import (
 )
 from tierstore.initializers import BLOCK_ROWS, Initializer
 from tierstore.spec import Field
-from tierstore.speedtorch.base import Held, Streamed, Where, save_npy, to_tensor
+from tierstore.speedtorch.base import Streamed, TableRows, Where, save_npy, to_tensor
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ArrayLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class FirstRows(Initializer):
+class InitialArray(Initializer):
     """An initializer: rows of any array-like object, read while the table is created."""
 
     source: Any
@@ -126,7 +126,7 @@ class FirstRows(Initializer):
 
 
 @dataclass(frozen=True)
-class Selection:
+class Indexed:
     """The part of an array that an index selects.
 
     Attributes:
@@ -155,7 +155,7 @@ class Selection:
         return tuple(each.to(rows.device) if isinstance(each, Tensor) else each for each in rest)
 
 
-def select(index: Any, shape: tuple[int, ...]) -> Selection:
+def select(index: Any, shape: tuple[int, ...]) -> Indexed:
     """Return what `array[index]` selects in an array of this shape.
 
     Negative ids count from the end. Raises RowIndexError for ids outside the first axis; torch
@@ -169,28 +169,28 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection:
     if isinstance(first, slice):
         rows = range(shape[0])[first]
         ids = torch.arange(len(rows)) * rows.step + rows.start
-        return Selection(ids, (len(rows),), None if whole else (slice(None), *others))
+        return Indexed(ids, (len(rows),), None if whole else (slice(None), *others))
     if isinstance(first, int):
         ids = _from_end(torch.tensor([first]), shape[0])
-        return Selection(ids, (), None if whole else (0, *others))
+        return Indexed(ids, (), None if whole else (0, *others))
     if first.dtype == torch.bool:
         return _masked(first, shape, others, whole=whole)
     ids = _from_end(first.reshape(-1), shape[0])
     if whole:
-        return Selection(ids, tuple(first.shape))
+        return Indexed(ids, tuple(first.shape))
     ids, places = torch.unique(ids, return_inverse=True)
-    return Selection(ids, (), (places.reshape(first.shape), *others))
+    return Indexed(ids, (), (places.reshape(first.shape), *others))
 
 
-def _masked(mask: Tensor, shape: tuple[int, ...], others: list[Any], *, whole: bool) -> Selection:
+def _masked(mask: Tensor, shape: tuple[int, ...], others: list[Any], *, whole: bool) -> Indexed:
     """Return what a mask over the first axes selects."""
     if tuple(mask.shape) != shape[: mask.ndim]:
         raise InvalidInputError(f"a mask of {tuple(mask.shape)} does not match an array of {shape}")
     ids = mask.reshape(len(mask), -1).any(1).nonzero()[:, 0]
     if mask.ndim > 1:
-        return Selection(ids, (), (mask[ids], *others))
+        return Indexed(ids, (), (mask[ids], *others))
     places = torch.arange(len(ids), device=ids.device)
-    return Selection(ids, (len(ids),), None if whole else (places, *others))
+    return Indexed(ids, (len(ids),), None if whole else (places, *others))
 
 
 def _spread(parts: list[Any], axes: int) -> list[Any]:
@@ -261,7 +261,7 @@ class Arrival:
 DATA = "data"
 
 
-class ArrayRows(Held):
+class ArrayRows(TableRows):
     """An array of any type and number of axes, indexed as NumPy does; the first axis is its rows.
 
     Attributes:
@@ -312,7 +312,7 @@ class ArrayRows(Held):
         chosen = select(indexes, self.shape)
         return chosen.of(self._rows(chosen))
 
-    def _rows(self, chosen: Selection) -> Tensor:
+    def _rows(self, chosen: Indexed) -> Tensor:
         return self._layout.from_float_tensor(self.table.read(chosen.ids))
 
     def insertData(self, dataObject: Any, indexes: Any) -> None:
@@ -383,7 +383,7 @@ class ArrayRows(Held):
             source = np.asarray(source)
         dtype = str(source.dtype).removeprefix("torch.")
         layout = ArrayLayout(tuple(source.shape), np.dtype(dtype).newbyteorder("="))
-        self._hold(layout, FirstRows(source, layout))
+        self._hold(layout, InitialArray(source, layout))
 
 
 _SHAPE = "shape"

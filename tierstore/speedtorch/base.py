@@ -238,10 +238,10 @@ def _goes_up(array: npt.NDArray[Any]) -> bool:
 
 _BLOCK_BYTES = 4 << 20
 
-_open: weakref.WeakSet[Held] = weakref.WeakSet()
+_open: weakref.WeakSet[TableRows] = weakref.WeakSet()
 
 
-class Held(Closing):
+class TableRows(Closing):
     """Rows in a table of this library.
 
     A context manager: `close` frees the memory, as do garbage collection and process exit. A store
@@ -374,7 +374,7 @@ def each(value: Any, function: Callable[[Any], Any]) -> Any:
 def legacy(method: str, name: str) -> Any:
     """Return a property for an attribute that contained the rows in SpeedTorch."""
 
-    def read(held: Held) -> Any:
+    def read(held: TableRows) -> Any:
         return getattr(held, method)()
 
     return property(read, doc=f"A copy of all rows, `{method}()`; {name} to write them.")

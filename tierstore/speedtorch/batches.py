@@ -20,7 +20,7 @@ from tierstore.nn.autograd import sum_by_row
 from tierstore.optim.probe import StatePlan, probe
 from tierstore.spec import Field
 from tierstore.speedtorch.base import (
-    Held,
+    TableRows,
     Where,
     as_numpy,
     check_table,
@@ -99,7 +99,7 @@ def warn_of_copies(ids: Tensor, policy: Duplicates) -> None:
 WEIGHT = "weight"
 
 
-class ModelRows(Held):
+class ModelRows(TableRows):
     """All rows of an embedding; a module's `weight` holds those of a batch.
 
     `beforeForwardPass(ids)` copies row k of the batch to row k of the weight, which gets as many
@@ -258,7 +258,7 @@ def _seed() -> int:
     return int(torch.randint(2**62, ()))
 
 
-class OptimizerRows(Held):
+class OptimizerRows(TableRows):
     """The optimizer state of all rows of an embedding.
 
     The optimizer holds the state of one batch: `beforeForwardPass(ids)` copies it in, and

@@ -10,11 +10,11 @@ import click
 from tierstore.budget import format_bytes
 from tierstore.machine import examine_storage, speeds
 from tierstore.machine.comparison import Comparison, compare
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
+from tierstore_cli.measured import speed_lines
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import BYTES, FILE, FiniteRange
-from tierstore_cli.progress import Progress
-from tierstore_cli.speeds import speed_lines
 
 
 @click.command(cls=Command)

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tierstore import KeyedTable, Table
 from tierstore.errors import ExistsError, counted
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing, choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import READ_STORE, TABLE, VERSION, Place, PlaceType, full_name
+from tierstore_cli.stores import changing, choose_table, open_store
 
 
 @click.command(cls=Command, writes="DEST")

@@ -14,9 +14,8 @@ from tierstore.errors import counted
 from tierstore_cli import params
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.failure import Unchanged
-from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.rows import (
+from tierstore_cli.shown_rows import (
     Removed,
     by_table,
     id_lines,
@@ -24,6 +23,7 @@ from tierstore_cli.rows import (
     keys_by_table,
     removed_keys,
 )
+from tierstore_cli.stores import open_store
 
 
 @click.command(cls=Command, was={"--ids": "--changed"})

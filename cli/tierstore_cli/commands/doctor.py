@@ -14,11 +14,11 @@ from tierstore.budget import format_bytes
 from tierstore.errors import TierStoreError, counted
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
-from tierstore_cli.opening import open_store
+from tierstore_cli.measured import speed_lines
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import FILE
-from tierstore_cli.speeds import speed_lines
-from tierstore_cli.text import quoted
+from tierstore_cli.printing import quoted
+from tierstore_cli.stores import open_store
 
 _SAMPLE = 10_000
 """Rows of each table that are checked."""
@@ -66,15 +66,15 @@ def doctor(out: Output, path: Path) -> None:
 def _examined(path: Path) -> dict[str, Any]:
     """Return what a store holds, and the damage to its files and to a sample of its rows."""
     report = tierstore.verify(path, sample=_SAMPLE)
-    found: dict[str, Any] = {"damage": not report.ok, "bad_files": list(report.bad_files)}
-    found["newer"] = list(report.newer)
-    found["notes"] = report.notes
-    found["bad_rows"] = {name: list(map(int, rows)) for name, rows in report.bad_rows.items()}
+    facts: dict[str, Any] = {"damage": not report.ok, "bad_files": list(report.bad_files)}
+    facts["newer"] = list(report.newer)
+    facts["notes"] = report.notes
+    facts["bad_rows"] = {name: list(map(int, rows)) for name, rows in report.bad_rows.items()}
     with contextlib.suppress(TierStoreError), open_store(path) as store:
         info = store.info()
-        found |= {"version": info.version, "tables": len(info.tables)}
-        found["unfolded_bytes"] = sum(each.delta_bytes for each in info.tables)
-    return found
+        facts |= {"version": info.version, "tables": len(info.tables)}
+        facts["unfolded_bytes"] = sum(each.delta_bytes for each in info.tables)
+    return facts
 
 
 def _store_rows(store: dict[str, Any]) -> list[tuple[str, str]]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing, choose_table
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, TABLE
+from tierstore_cli.stores import changing, choose_table
 
 
 @click.command(cls=Command, writes="STORE")

@@ -17,14 +17,14 @@ from tierstore.errors import counted
 from tierstore.exporting import export_table
 from tierstore.sharing import PartNote, part_file, write_note
 from tierstore.sharing import finish as finish_parts
-from tierstore_cli import opening, params
+from tierstore_cli import params, stores
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.failure import Failure, Unchanged
 from tierstore_cli.output import Output
 from tierstore_cli.picking import keys_in, picked_ids, picking_options
-from tierstore_cli.progress import Progress
-from tierstore_cli.streams import FORMAT, STREAM, into_stream, is_standard_output, is_stream
-from tierstore_cli.text import some_rows
+from tierstore_cli.pipes import FORMAT, STREAM, into_stream, is_standard_output, is_stream
+from tierstore_cli.printing import some_rows
 
 
 @click.command(
@@ -161,14 +161,14 @@ def export(
         raise click.UsageError("parts with damaged rows make no whole; repair the store first")
     with (
         into_stream(str(target), suffix) if streamed else nullcontext(target) as place,
-        opening.open_to_read(store, version) as opened,
+        stores.open_to_read(store, version) as opened,
         Progress("exporting") as progress,
     ):
         if part is not None and shared:
             target = place = part_file(Path(str(target)), *part)
-        version = opening.version_of(opened)
-        chosen = opening.choose_table(opened, table)
-        written = opening.choose_fields(chosen, fields)
+        version = stores.version_of(opened)
+        chosen = stores.choose_table(opened, table)
+        written = stores.choose_fields(chosen, fields)
         picked: Any
         if picks:
             picked = picked_ids(chosen, **named)
@@ -177,7 +177,7 @@ def export(
             if not picked.size:  # keys were removed, which a file of rows cannot tell
                 raise _unchanged(chosen, since)
         else:
-            picked = opening.choose_rows(chosen, span, part)
+            picked = stores.choose_rows(chosen, span, part)
         if unless_like is not None:
             _changed(opened, chosen, unless_like)
         done = export_table(
@@ -205,7 +205,7 @@ def export(
                     dtype=done.dtype,
                     dim=done.dim,
                     keyed=keys is not None or chosen.keys is not None,
-                    all_rows=list(opening.choose_rows(chosen, span)),
+                    all_rows=list(stores.choose_rows(chosen, span)),
                     rows=list(picked),
                     overflowed=done.overflowed,
                 ),

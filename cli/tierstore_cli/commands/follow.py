@@ -13,9 +13,9 @@ from tierstore.errors import counted
 from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
-from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
-from tierstore_cli.rows import by_table, id_lines, ids_and_keys, keys_by_table, removed_keys
+from tierstore_cli.shown_rows import by_table, id_lines, ids_and_keys, keys_by_table, removed_keys
+from tierstore_cli.stores import open_store
 
 
 @click.command(cls=Command, was={"--ids": "--changed"})

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from tierstore import Table
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_fields, choose_table, open_to_read, version_of
 from tierstore_cli.output import Output
 from tierstore_cli.params import FIELDS, READ_STORE, ROW_ID, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import picked_ids, picking_options
-from tierstore_cli.rows import rows_data
+from tierstore_cli.shown_rows import rows_data
+from tierstore_cli.stores import choose_fields, choose_table, open_to_read, version_of
 
 
 @click.command(cls=Command, was={"--ids": "--ids-from"})

@@ -25,10 +25,10 @@ from tierstore.initializers import Initializer, Random, zeros
 from tierstore.machine import examine_storage
 from tierstore.spec import BACKENDS, Field, TableSpec, check_name
 from tierstore_cli import params
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
-from tierstore_cli.opening import NO_CACHE, allow_untested, makes, open_store
 from tierstore_cli.output import Output
-from tierstore_cli.progress import Progress
+from tierstore_cli.stores import NO_CACHE, allow_untested, makes, open_store
 
 CHECKSUM_BYTES = 4
 

@@ -16,14 +16,14 @@ from tierstore.errors import counted
 from tierstore.spec import BACKENDS
 from tierstore.stats import LISTED, SpaceInformation, StoreInfo, Version, label
 from tierstore_cli import params
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_field, choose_rows, choose_table, open_to_read
+from tierstore_cli.dated import versions_grid
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.progress import Progress
-from tierstore_cli.rows import rows_data, rows_grids
+from tierstore_cli.printing import quoted
 from tierstore_cli.rowstats import row_stats
-from tierstore_cli.text import quoted
-from tierstore_cli.versions import versions_grid
+from tierstore_cli.shown_rows import rows_data, rows_grids
+from tierstore_cli.stores import choose_field, choose_rows, choose_table, open_to_read
 
 _WIDTH = 80
 _LEAST_NAMED = 1 << 20

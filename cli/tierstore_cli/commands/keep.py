@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing
+from tierstore_cli.dated import date_of
 from tierstore_cli.output import Output
 from tierstore_cli.params import LAST, STORE, VERSION
-from tierstore_cli.versions import date_of
+from tierstore_cli.stores import changing
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 

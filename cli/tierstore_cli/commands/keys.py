@@ -9,10 +9,10 @@ import click
 
 from tierstore.errors import counted
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing, choose_table
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, TABLE
 from tierstore_cli.picking import keys_in
+from tierstore_cli.stores import changing, choose_table
 
 
 @click.command(cls=Command, writes="STORE")

@@ -20,12 +20,12 @@ from tierstore.importing import (
     preview,
 )
 from tierstore_cli import params
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
-from tierstore_cli.opening import allow_untested, awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.picking import keys_in
-from tierstore_cli.progress import Progress
-from tierstore_cli.streams import FORMAT, as_file, is_stream
+from tierstore_cli.pipes import FORMAT, as_file, is_stream
+from tierstore_cli.stores import allow_untested, awaited, makes, open_store
 
 
 @click.command(cls=Command, writes="STORE")

@@ -7,10 +7,10 @@ import dataclasses
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
+from tierstore_cli.dated import versions_grid
 from tierstore_cli.output import Output
 from tierstore_cli.params import READ_STORE, Place, full_name
-from tierstore_cli.versions import versions_grid
+from tierstore_cli.stores import open_store
 
 
 @click.command(cls=Command)

@@ -12,10 +12,10 @@ from tierstore import Store, Table
 from tierstore.errors import TierStoreError, VersionError, counted
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
-from tierstore_cli.opening import changing, open_store, refuse_partitions
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, VERSION, Place, PlaceType
-from tierstore_cli.text import some_rows
+from tierstore_cli.printing import some_rows
+from tierstore_cli.stores import changing, open_store, refuse_partitions
 
 DAMAGE = 4
 _NONE = np.empty(0, np.int64)

@@ -12,12 +12,12 @@ from tierstore import Table
 from tierstore.errors import RowIndexError, counted
 from tierstore.importing import preview
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_field, choose_table, open_to_read, version_of
+from tierstore_cli.numbers import numbers_in
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import COUNT_OF, FIELD, READ_STORE, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import picked_ids, picking_options
-from tierstore_cli.streams import FORMAT, as_file
-from tierstore_cli.values import numbers_in
+from tierstore_cli.pipes import FORMAT, as_file
+from tierstore_cli.stores import choose_field, choose_table, open_to_read, version_of
 
 
 @click.command(cls=Command)

@@ -8,9 +8,9 @@ import click
 
 from tierstore.errors import counted
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
 from tierstore_cli.params import FILE, STORE
+from tierstore_cli.stores import changing
 
 
 @click.command(cls=Command, writes="STORE")

@@ -18,12 +18,12 @@ from tierstore.sizing import plan as make_plan
 from tierstore.spec import Field, TableSpec
 from tierstore.stats import label
 from tierstore_cli import params
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
-from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.progress import Progress
+from tierstore_cli.printing import percent
 from tierstore_cli.replaying import DEPTH, MEASURED, PLOT, stream_options, use_option
-from tierstore_cli.text import percent
+from tierstore_cli.stores import choose_table, open_store
 
 
 @click.command(

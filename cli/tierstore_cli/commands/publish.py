@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from tierstore.publishing import publish_tables
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Unchanged
-from tierstore_cli.opening import open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import FILE, LAST, READ_STORE, VERSION, Place, full_name
-from tierstore_cli.progress import Progress
+from tierstore_cli.stores import open_store
 
 
 @click.command(cls=Command, was={"--keep": "--last"})

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from tierstore.errors import counted
 from tierstore.spec import Field
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing, choose_field, choose_table
+from tierstore_cli.numbers import numbers_in
 from tierstore_cli.output import Output
 from tierstore_cli.params import FIELD, IDS, KEY, STORE, TABLE
 from tierstore_cli.picking import add_key, one_row, picked_ids
-from tierstore_cli.streams import STREAM, standard_input
-from tierstore_cli.values import numbers_in
+from tierstore_cli.pipes import STREAM, standard_input
+from tierstore_cli.stores import changing, choose_field, choose_table
 
 
 @click.command(cls=Command, writes="STORE", context_settings={"ignore_unknown_options": True})

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
 from tierstore_cli.params import KEY, KEYS_FROM, STORE, TABLE, dry_run_option
 from tierstore_cli.picking import distinct_keys
 from tierstore_cli.removing import choose_keyed, settle
+from tierstore_cli.stores import changing
 
 
 @click.command(cls=Command, writes="STORE")

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from tierstore_cli.command import Command
-from tierstore_cli.opening import changing
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, complete_table
+from tierstore_cli.stores import changing
 
 
 @click.command(cls=Command, writes="STORE")

@@ -11,12 +11,12 @@ import click
 
 import tierstore
 from tierstore.errors import FilledRowsWarning, counted
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
-from tierstore_cli.opening import makes
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import FILE, FILL, READ_STORE, VERSION, Filling, Place, full_name
-from tierstore_cli.progress import Progress
+from tierstore_cli.stores import makes
 
 DAMAGE = 4
 

@@ -10,12 +10,12 @@ import click
 from tierstore.reporting import write_report
 from tierstore.sizing import load_stream, simulate
 from tierstore.stats import read_hit_rates
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command, given_here
-from tierstore_cli.opening import choose_table, open_store
 from tierstore_cli.output import Output
 from tierstore_cli.params import FILE, FORCE, IDS, KEY, READ_STORE, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import one_row, picked_ids
-from tierstore_cli.progress import Progress
+from tierstore_cli.stores import choose_table, open_store
 
 
 @click.command(cls=Command, was={"--hits": "--history"})

@@ -12,12 +12,12 @@ import click
 from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.spec import BACKENDS
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
-from tierstore_cli.opening import allow_untested, awaited, makes, open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import READ_STORE, VERSION, Place, PlaceType, dry_run_option, full_name
-from tierstore_cli.progress import Progress
-from tierstore_cli.text import quoted, some_rows
+from tierstore_cli.printing import quoted, some_rows
+from tierstore_cli.stores import allow_untested, awaited, makes, open_store
 
 
 @click.command(cls=Command, writes="DEST")

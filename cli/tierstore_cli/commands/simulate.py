@@ -13,12 +13,12 @@ from tierstore.errors import counted
 from tierstore.sizing import POLICIES, SIZES, Simulation, load_stream
 from tierstore.sizing import simulate as run
 from tierstore_cli import replaying
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command, given_here
-from tierstore_cli.opening import choose_table, open_to_read
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import COUNT_OF, FILE, TABLE, Place, PlaceType, full_name
-from tierstore_cli.progress import Progress
-from tierstore_cli.text import percent, sparkline
+from tierstore_cli.printing import percent, sparkline
+from tierstore_cli.stores import choose_table, open_to_read
 
 
 @click.command(

@@ -15,10 +15,10 @@ from tierstore.budget import format_bytes
 from tierstore.errors import counted
 from tierstore.stats import read_prometheus
 from tierstore_cli.command import Command
-from tierstore_cli.opening import open_store
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import COUNT, FILE, READ_STORE, Place, every_option, full_name
-from tierstore_cli.text import percent
+from tierstore_cli.printing import percent
+from tierstore_cli.stores import open_store
 
 Figures = dict[tuple[str, str, str], float]
 

@@ -7,12 +7,12 @@ import click
 import tierstore
 from tierstore.errors import counted
 from tierstore_cli.background import in_background
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import COUNT_OF, READ_STORE, VERSION, Place, full_name
-from tierstore_cli.progress import Progress
-from tierstore_cli.text import quoted, some_ids
+from tierstore_cli.printing import quoted, some_ids
 
 DAMAGE = 4
 

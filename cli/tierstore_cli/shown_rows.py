@@ -118,10 +118,10 @@ def removed_keys(old: Mapping[str, Any], store: Store) -> Removed:
 
 def by_table(removed: Removed) -> dict[str, list[str | int]]:
     """Return all of them."""
-    found: dict[str, list[str | int]] = {}
+    names: dict[str, list[str | int]] = {}
     for name, keys in removed:
-        found.setdefault(name, []).extend(keys)
-    return found
+        names.setdefault(name, []).extend(keys)
+    return names
 
 
 def ids_and_keys(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:

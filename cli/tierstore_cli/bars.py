@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from tierstore_cli.text import tell
+from tierstore_cli.printing import tell
 
 PATIENCE_SECONDS = 1.0
 REDRAW_SECONDS = 0.1

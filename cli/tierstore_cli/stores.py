@@ -24,10 +24,10 @@ from tierstore.errors import (
     RowIndexError,
     UnknownNameError,
 )
+from tierstore_cli.bars import Progress
 from tierstore_cli.command import MADE, UNTESTED, WAITING, WRITTEN
 from tierstore_cli.output import Output
 from tierstore_cli.params import Place, Rows, Share, full_name
-from tierstore_cli.progress import Progress
 
 if TYPE_CHECKING:  # reading files takes time to import, which few commands do
     from tierstore import Attached
@@ -71,7 +71,7 @@ def open_store(
 
 
 @dataclass
-class Change:
+class StoreChange:
     """A store that a command changes, a bar that says how far it is, and what is shown then."""
 
     path: Path
@@ -88,10 +88,10 @@ class Change:
 
 
 @contextlib.contextmanager
-def changing(out: Output, path: Path, label: str) -> Iterator[Change]:
+def changing(out: Output, path: Path, label: str) -> Iterator[StoreChange]:
     """Open a store for writing; show what is done to it once it is closed."""
     with open_store(path, "r+") as store, Progress(label) as progress:
-        change = Change(path, store, progress)
+        change = StoreChange(path, store, progress)
         yield change
     out.show(*change.shown)
 
