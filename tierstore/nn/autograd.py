@@ -463,7 +463,8 @@ class Rows:
             if layer.is_shared:
                 self._batch = layer.lease_rows(ids, features, self.lengths, counted)
                 rows = self._batch.lease.expand(layer.field)
-                rows = rows.view(*ids.shape, layer.embedding_dim)
+                # A view made here could not be written to, as by those who put first rows in.
+                rows = torch.ops.aten._unsafe_view(rows, (*ids.shape, layer.embedding_dim))
             else:
                 own = layer.own
                 own.settle()
