@@ -699,20 +699,21 @@ def test_threads_of_a_reader_load_its_keys_together(
     with distributed.create(tmp_path / "s", {"user": spec(kind)}, partitions=3) as store:
         store["user"].write(keys, rows)
         store.commit()
-    take, found, done = partitioned_keys._SharedKeys.take, [], threading.Event()
+    shard = partitioned_keys.KeyedPartitionedGeneration
+    take, found, done = shard._take, [], threading.Event()
     with tierstore.open(tmp_path / "s") as reader:
         table = reader["user"]
         other = threading.Thread(target=lambda: found.append(table.read(keys)))
 
-        def slow(keys: Any, number: int, part: Any) -> None:
-            take(keys, number, part)
+        def slow(whole: Any, keys: Any, number: int, part: Any) -> None:
+            take(whole, keys, number, part)
             if threading.current_thread() is other:
                 done.wait(60)
             elif number == 1:
                 other.start()
                 other.join(0.1)  # it waits for this one, or takes the first partition
 
-        monkeypatch.setattr(partitioned_keys._SharedKeys, "take", slow)
+        monkeypatch.setattr(shard, "_take", slow)
         found.append(table.read(keys))
         done.set()
         other.join(60)

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,7 @@ from tierstore._disk.merging import Compaction
 from tierstore._disk.partitioning import Shard
 from tierstore._disk.records import RecordFiles
 from tierstore._disk.tier import DiskTier
-from tierstore._keys.growing import KeyMap, key_map
+from tierstore._keys.growing import KeyMap, StoredKeys, key_map
 from tierstore._progress import Progress
 from tierstore._threads import Worker
 from tierstore.errors import CorruptStoreError, InvalidInputError, TierStoreError
@@ -320,7 +320,7 @@ class Generation:
         self._on_write = on_write
         self._behind = behind
         self._held: dict[str, KeyFile] = {}
-        self._map: KeyMap | None = None
+        self._map: StoredKeys | None = None
         self._map_lock = threading.RLock()
         self._switch = threading.Lock()  # guards the source of keys, and the loaded keys
         self._filler: Worker | None = None
@@ -505,6 +505,11 @@ class Generation:
     @property
     def key_map(self) -> KeyMap:
         """The map of a table by key, filled from its files at its first use."""
+        return cast(KeyMap, self.stored_keys)  # but of a partition; see `share_keys`
+
+    @property
+    def stored_keys(self) -> StoredKeys:
+        """The keys of the generation, loaded from its files."""
         if not self._lacks_keys and self._map is not None:
             return self._map
         with self._map_lock:
@@ -512,7 +517,7 @@ class Generation:
                 pass
             return found
 
-    def _loaded(self) -> KeyMap | None:
+    def _loaded(self) -> StoredKeys | None:
         """Return the map with the keys of the open version; None if that changed meanwhile."""
         with self._switch:
             info, found, held = self.info, self._map, self._held
@@ -520,7 +525,8 @@ class Generation:
         keys = info.keys
         if found is None:
             found = key_map(info.spec.keys or "int64")
-        if keys is not None and len(found) < keys.count and not has_moved:
+        lacks = keys is not None and len(found) < keys.count and not has_moved
+        if keys is not None and lacks and isinstance(found, KeyMap):
             with self._switch:
                 self._filled, found.abandoned = found, self._closing
             try:
@@ -586,8 +592,8 @@ class Generation:
             continued = None if self._has_moved_keys else info
             return append_keys(directory, self.info.spec.keys or "int64", continued, keys)
 
-    def share_keys(self, keys: KeyMap) -> None:
-        """Use a map that also has the keys of other partitions, from now on."""
+    def share_keys(self, keys: StoredKeys) -> None:
+        """Store the keys that a map has for this partition among others, from now on."""
         self._map = keys
 
     def keep_keys(self, rows: Rows) -> None:

@@ -21,7 +21,7 @@ from tierstore import _io
 from tierstore._checksum import crc32c
 from tierstore._disk.keys import KeyFile
 from tierstore._disk.manifest import KeysInfo
-from tierstore._keys.growing import PARTS, KeyMap, key_map
+from tierstore._keys.growing import PARTS, KeyMap, StoredKeys, key_map
 from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError, counted
 
 _CHECKED_BYTES = 16 << 20
@@ -65,7 +65,7 @@ def load_keys(into: KeyMap, files: Mapping[str, KeyFile], info: KeysInfo, rows: 
 
 
 def append_keys(
-    directory: _io.Directory, kind: str, info: KeysInfo | None, keys: KeyMap
+    directory: _io.Directory, kind: str, info: KeysInfo | None, keys: StoredKeys
 ) -> KeysInfo:
     """Make all keys of a map durable, the first of which a version already has; describe them."""
     if info is not None and _end_there(directory, info):

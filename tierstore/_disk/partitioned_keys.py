@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,8 @@ from tierstore._disk.manifest import TableInfo
 from tierstore._disk.partitioned import PartitionedGeneration, PartitionedTier
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._disk.tier import DiskTier
-from tierstore._keys.growing import Asked, KeyMap, Parts, key_map
-from tierstore.errors import CorruptStoreError, InvalidInputError
+from tierstore._keys.growing import KeyMap, StoredKeys, key_map
+from tierstore.errors import CorruptStoreError
 from tierstore.spec import EXTENT_ROWS, TableSpec
 
 Rows = npt.NDArray[np.int64]
@@ -42,16 +42,22 @@ class PartitionWriter(Protocol):
 class _Places:
     """The partition of each row of a shard, counted from its first, and the row there.
 
+    They follow the keys of the shard: a new one gets a place in its partition.
+
     Attributes:
         partitions: of the whole table.
         first: the first partition of the shard.
+        writers: of the partitions, none of a reader.
         counts: the rows of each partition, `(count,)`.
         capacity: rows that the shard can have; those without a key are nowhere.
     """
 
-    def __init__(self, partitions: int, first: int, count: int) -> None:
+    def __init__(
+        self, partitions: int, first: int, count: int, writers: Sequence[PartitionWriter]
+    ) -> None:
         self.partitions = partitions
         self.first = first
+        self.writers = writers
         self.counts = np.zeros(count, np.int64)
         self.capacity = EXTENT_ROWS
         self._of = np.empty((2, 0), np.int64)
@@ -65,6 +71,13 @@ class _Places:
         """Return the partition of each key, counted from the first of the shard."""
         found: Rows = partition_of_key(codes, self.partitions) - self.first
         return found
+
+    def added(self, keys: KeyMap, start: int) -> None:
+        """Give keys that came, of rows from `start` on, places in their partitions, which grow."""
+        partitions = self.partitions_of(keys.codes_of(np.arange(start, len(keys))))
+        self.append(partitions)
+        for number in np.unique(partitions).tolist():
+            self.writers[number].grow(int(self.counts[number]))
 
     def append(self, partitions: Rows) -> None:
         """Append a row to each of these partitions, for the next rows of the shard."""
@@ -136,152 +149,36 @@ class _Places:
         return moves
 
 
-class _SharedKeys(KeyMap):
-    """The keys of a shard, in the order of its rows; new ones get a place in their partition."""
-
-    def __init__(
-        self, kind: str, places: _Places, parts: Sequence[Generation], writers: Any
-    ) -> None:
-        super().__init__()
-        self._keys = key_map(kind)
-        self.lock = self._keys.lock
-        self._places = places
-        self._parts = parts
-        self._writers: Sequence[PartitionWriter] = writers
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    @property
-    def nbytes(self) -> int:
-        return self._keys.nbytes + self._places._of.nbytes
-
-    def asked(self, keys: object) -> Asked:
-        return self._keys.asked(keys)
-
-    def find(self, asked: Asked) -> Rows:
-        return self._keys.find(asked)
-
-    def add(self, asked: Asked) -> Rows:
-        with self.lock:
-            start = len(self._keys)
-            found = self._keys.add(asked)
-            if len(self._keys) > start:
-                partitions = self._places.partitions_of(self.codes_of(np.arange(start, len(self))))
-                self._places.append(partitions)
-                try:
-                    for number in np.unique(partitions).tolist():
-                        self._writers[number].grow(int(self._places.counts[number]))
-                except BaseException:
-                    self.truncate(start)
-                    raise
-            return found
-
-    def truncate(self, rows: int) -> None:
-        with self.lock:
-            if rows < len(self):
-                self._places.truncate(rows)
-                self._keys.truncate(rows)
-
-    def keep(self, rows: Rows) -> None:
-        with self.lock:
-            self._keys.keep(rows)
-
-    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
-        return self._keys.keys_of(rows)
-
-    def codes_of(self, rows: Rows) -> npt.NDArray[np.uint64]:
-        return self._keys.codes_of(rows)
-
-    def parts(self, start: int) -> dict[str, Bytes]:
-        return self._keys.parts(start)
-
-    def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, Bytes]:
-        return self._keys.parts_of(rows, behind)
-
-    def load(self, parts: Parts) -> None:
-        self._keys.load(parts)
-
-    def extend(self, parts: Parts) -> None:
-        self._keys.extend(parts)
-
-    def take(self, number: int, part: Generation) -> None:
-        """Take the keys of the next partition. Raises CorruptStoreError."""
-        start = len(self)
-        self.extend(part.key_map.parts(0))
-        partitions = self._places.partitions_of(self.codes_of(np.arange(start, len(self))))
-        if (partitions != number).any():
-            raise CorruptStoreError(
-                f"{part.directory.path} has keys of other partitions; restore all partitions from "
-                "one copy"
-            )
-        self._places.append(partitions)
-
-
-class _KeysOfPartition(KeyMap):
+class _KeysOfPartition(StoredKeys):
     """The keys of one partition, for the generation that makes them durable."""
 
-    def __init__(self, whole: _SharedKeys, number: int, generation: Generation) -> None:
-        super().__init__()
+    def __init__(self, whole: KeyMap, places: _Places, number: int, generation: Generation) -> None:
+        self.lock = whole.lock
         self._whole = whole
+        self._places = places
         self._number = number
         self._generation = generation
 
     def __len__(self) -> int:
-        return int(self._whole._places.counts[self._number])
+        return int(self._places.counts[self._number])
 
     def check_whole(self) -> None:
         self._whole.check_whole()
 
-    def _rows(self, start: int = 0) -> Rows:
-        """Return the rows in the shard of those of the partition from `start` on."""
-        return self._whole._places.all_in(self._number, start)
-
-    @property
-    def nbytes(self) -> int:
-        return 0
-
-    def asked(self, keys: object) -> Asked:
-        return self._whole.asked(keys)
-
-    def find(self, asked: Asked) -> Rows:
-        found = self._whole.find(asked)
-        partitions, rows = self._whole._places.locate(np.maximum(found, 0))
-        return np.where((found >= 0) & (partitions == self._number), rows, -1)
-
-    def add(self, asked: Asked) -> NoReturn:
-        raise _not_here()
-
     def truncate(self, rows: int) -> None:
         """Do nothing: the shard goes back as a whole."""
 
-    def keep(self, rows: Rows) -> NoReturn:
-        raise _not_here()
-
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
-        return self._whole.keys_of(self._rows()[rows])
+        return self._whole.keys_of(self._places.all_in(self._number)[rows])
 
     def codes_of(self, rows: Rows) -> npt.NDArray[np.uint64]:
-        return self._whole.codes_of(self._rows()[rows])
+        return self._whole.codes_of(self._places.all_in(self._number)[rows])
 
     def parts(self, start: int) -> dict[str, Bytes]:
         stored = None if start == 0 else self._generation.info.keys
         sizes = {} if stored is None else stored.files
         behind = [size for name, (size, _) in sizes.items() if name.endswith(".utf8")]
-        return self._whole.parts_of(self._rows(start), sum(behind))
-
-    def parts_of(self, rows: Rows, behind: int = 0) -> dict[str, Bytes]:
-        return self._whole.parts_of(self._rows()[rows], behind)
-
-    def load(self, parts: Parts) -> None:
-        """Do nothing: the keys are there."""
-
-    def extend(self, parts: Parts) -> NoReturn:
-        raise _not_here()
-
-
-def _not_here() -> InvalidInputError:
-    return InvalidInputError("keys come to and leave the table, and not a partition of it")
+        return self._whole.parts_of(self._places.all_in(self._number, start), sum(behind))
 
 
 class _KeyedTier(PartitionedTier):
@@ -333,11 +230,10 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
 
         `writers` are those of the partitions, none of a reader.
         """
-        self._writers = tuple(writers)
-        self._places = _Places(partitions, first, len(parts))
+        self._places = _Places(partitions, first, len(parts), tuple(writers))
         rows = sum(part.key_count for part in parts)
         self._places.capacity = max(1, -(-rows // EXTENT_ROWS)) * EXTENT_ROWS
-        self._map: _SharedKeys | None = None
+        self._map: KeyMap | None = None
         self._map_lock = threading.RLock()
         self._has_moved_keys = False
         self._grown: TableSpec | None = None
@@ -365,16 +261,29 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
                     found = self._map = self._loaded()
         return found
 
-    def _loaded(self) -> _SharedKeys:
+    def _loaded(self) -> KeyMap:
         places = self._places
         places.truncate(0)
-        found = _SharedKeys(self.info.spec.keys or "int64", places, self.parts, self._writers)
+        found = key_map(self.info.spec.keys or "int64")
         for number, part in enumerate(self.parts):
-            found.take(number, part)
+            self._take(found, number, part)
         places.seal()
-        for number, part in enumerate(self.parts if self._writers else ()):
-            part.share_keys(_KeysOfPartition(found, number, part))
+        found.follower = places
+        for number, part in enumerate(self.parts if places.writers else ()):
+            part.share_keys(_KeysOfPartition(found, places, number, part))
         return found
+
+    def _take(self, keys: KeyMap, number: int, part: Generation) -> None:
+        """Take the keys of the next partition. Raises CorruptStoreError."""
+        start = len(keys)
+        keys.extend(part.stored_keys.parts(0))
+        partitions = self._places.partitions_of(keys.codes_of(np.arange(start, len(keys))))
+        if (partitions != number).any():
+            raise CorruptStoreError(
+                f"{part.directory.path} has keys of other partitions; restore all partitions from "
+                "one copy"
+            )
+        self._places.append(partitions)
 
     @property
     def keys_in_use(self) -> int:
@@ -425,7 +334,7 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
     def note_moved_keys(self) -> None:
         """Note that keys have new rows, in every partition, or a rollback would load only some."""
         self._has_moved_keys = True
-        for part, writer in zip(self.parts, self._writers, strict=True):
+        for part, writer in zip(self.parts, self._places.writers, strict=True):
             writer.touch()
             part.note_moved_keys()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,21 +46,66 @@ class Asked:
         return Asked(self.codes[at], at.shape, texts)
 
 
-class KeyMap(ABC):
-    """A growing map from keys to rows; several threads may use it.
+class StoredKeys(ABC):
+    """The keys of a table, or of a partition of it, by row, and what makes them durable.
 
     Attributes:
-        lock: held while the map changes; hold it to prevent others from finding keys meanwhile.
-        abandoned: set to stop the loading of stored keys, which then raises ClosedError.
+        lock: held while they change; hold it to prevent others from finding keys meanwhile.
         half_removed: whether an error ended a removal of keys while rows moved; see `check_whole`.
     """
 
-    def __init__(self) -> None:
-        """Start without keys."""
-        self.lock: Any = threading.RLock()
+    lock: Any
+    half_removed: bool = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of keys."""
+
+    @abstractmethod
+    def check_whole(self) -> None:
+        """Raise ClosedError for keys of which an error ended a removal halfway."""
+
+    @abstractmethod
+    def truncate(self, rows: int) -> None:
+        """Drop the keys of all rows from `rows` on."""
+
+    @abstractmethod
+    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
+        """Return the keys of rows that have one: int64, or an array of str objects."""
+
+    @abstractmethod
+    def codes_of(self, rows: Rows) -> Codes:
+        """Return the codes of the keys of rows, from which first rows are drawn."""
+
+    @abstractmethod
+    def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return the bytes to store for the keys of rows from `start` on, by ending."""
+
+
+class Follower(Protocol):
+    """What has something for each key of a map; it is told within the lock of the map."""
+
+    def added(self, keys: KeyMap, start: int) -> None:
+        """Follow keys that came, of rows from `start` on; after an error they go again."""
+
+    def truncate(self, rows: int) -> None:
+        """Follow keys that are about to go, of rows from `rows` on."""
+
+
+class KeyMap(StoredKeys):
+    """A growing map from keys to rows; several threads may use it.
+
+    Attributes:
+        abandoned: set to stop the loading of stored keys, which then raises ClosedError.
+        follower: what follows the map, if anything.
+    """
+
+    def __init__(self, texts: Callable[[], Texts] | None = None) -> None:
+        """Start without keys; `texts` as in `HashMap`."""
+        self.lock = threading.RLock()
         self.abandoned = False
-        self.half_removed = False
-        self._map: HashMap
+        self.follower: Follower | None = None
+        self._map = HashMap(texts)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -77,9 +122,9 @@ class KeyMap(ABC):
             )
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of memory that the map and the keys take."""
+        return self._map.nbytes
 
     @abstractmethod
     def asked(self, keys: object) -> Asked:
@@ -89,29 +134,38 @@ class KeyMap(ABC):
     def find(self, asked: Asked) -> Rows:
         """Return the row of each key, or -1, flat."""
 
-    @abstractmethod
     def add(self, asked: Asked) -> Rows:
         """Return the row of each key, flat; new keys get the next rows, in order of arrival."""
+        with self.lock:
+            start, found = len(self), self._add(asked)
+            if self.follower is not None and len(self) > start:
+                try:
+                    self.follower.added(self, start)
+                except BaseException:
+                    self.truncate(start)
+                    raise
+            return found
 
     @abstractmethod
+    def _add(self, asked: Asked) -> Rows:
+        """Do what `add` does, within the lock."""
+
     def truncate(self, rows: int) -> None:
         """Drop the keys of all rows from `rows` on."""
+        with self.lock:
+            if rows < len(self):
+                if self.follower is not None:
+                    self.follower.truncate(rows)
+                self._map.truncate(rows)
 
     @abstractmethod
     def keep(self, rows: Rows) -> None:
         """Keep only the keys of these distinct rows, and number them in this order."""
 
-    @abstractmethod
-    def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
-        """Return the keys of rows that have one: int64, or an array of str objects."""
-
-    @abstractmethod
     def codes_of(self, rows: Rows) -> Codes:
         """Return the codes of the keys of rows, from which first rows are drawn."""
-
-    @abstractmethod
-    def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return the bytes to store for the keys of rows from `start` on, by ending."""
+        with self.lock:
+            return self._map.codes_of(rows)
 
     @abstractmethod
     def load(self, parts: Parts) -> None:
@@ -153,14 +207,6 @@ def key_map(kind: str) -> KeyMap:
 
 
 class _Integers(KeyMap):
-    def __init__(self) -> None:
-        super().__init__()
-        self._map = HashMap()
-
-    @property
-    def nbytes(self) -> int:
-        return self._map.nbytes
-
     def asked(self, keys: object) -> Asked:
         codes, shape = bits_asked(keys)
         return Asked(codes, shape)
@@ -169,14 +215,8 @@ class _Integers(KeyMap):
         with self.lock:
             return self._map.find(asked.codes)
 
-    def add(self, asked: Asked) -> Rows:
-        with self.lock:
-            return self._map.add(asked.codes)
-
-    def truncate(self, rows: int) -> None:
-        with self.lock:
-            if rows < len(self):
-                self._map.truncate(rows)
+    def _add(self, asked: Asked) -> Rows:
+        return self._map.add(asked.codes)
 
     def keep(self, rows: Rows) -> None:
         with self.lock:
@@ -185,10 +225,6 @@ class _Integers(KeyMap):
     def keys_of(self, rows: Rows) -> npt.NDArray[Any]:
         with self.lock:
             return self._map.codes_of(rows).view(np.int64)
-
-    def codes_of(self, rows: Rows) -> Codes:
-        with self.lock:
-            return self._map.codes_of(rows)
 
     def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
         return self.parts_of(np.arange(start, len(self)))
@@ -211,14 +247,13 @@ class _Texts(KeyMap):
     """Texts by row: all bytes one after another, and where each ends."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._map = HashMap(self._texts)
+        super().__init__(self._texts)
         self._blob = np.empty(0, np.uint8)
         self._offsets = np.zeros(1, np.int64)
 
     @property
     def nbytes(self) -> int:
-        return self._map.nbytes + self._blob.nbytes + self._offsets.nbytes
+        return super().nbytes + self._blob.nbytes + self._offsets.nbytes
 
     def _texts(self) -> Texts:
         return Texts(self._blob, self._offsets)
@@ -231,19 +266,18 @@ class _Texts(KeyMap):
         with self.lock:
             return self._map.find(asked.codes, _texts_of(asked))
 
-    def add(self, asked: Asked) -> Rows:
-        with self.lock:
-            rows, texts = self.find(asked), _texts_of(asked)
-            missing = np.flatnonzero(rows < 0)
-            if missing.size:
-                codes, given = asked.codes[missing], texts.take(missing)
-                _, firsts = HashMap.of(codes, given)
-                is_new = firsts == np.arange(firsts.size)
-                new = given.take(np.flatnonzero(is_new))
-                rows[missing] = len(self) - 1 + np.cumsum(is_new)[firsts]
-                self._extend(new.blob, np.diff(new.offsets))
-                self._map.append(codes[is_new])
-            return rows
+    def _add(self, asked: Asked) -> Rows:
+        rows, texts = self.find(asked), _texts_of(asked)
+        missing = np.flatnonzero(rows < 0)
+        if missing.size:
+            codes, given = asked.codes[missing], texts.take(missing)
+            _, firsts = HashMap.of(codes, given)
+            is_new = firsts == np.arange(firsts.size)
+            new = given.take(np.flatnonzero(is_new))
+            rows[missing] = len(self) - 1 + np.cumsum(is_new)[firsts]
+            self._extend(new.blob, np.diff(new.offsets))
+            self._map.append(codes[is_new])
+        return rows
 
     def _extend(self, blob: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> None:
         """Append texts to the others; memory grows ahead, and is used up to the last offset."""
@@ -257,11 +291,6 @@ class _Texts(KeyMap):
         self._blob[used : used + blob.size] = blob
         self._offsets[rows + 1 : rows + 1 + lengths.size] = used + np.cumsum(lengths)
 
-    def truncate(self, rows: int) -> None:
-        with self.lock:
-            if rows < len(self):
-                self._map.truncate(rows)
-
     def keep(self, rows: Rows) -> None:
         with self.lock:
             texts = self._texts().take(rows)
@@ -274,10 +303,6 @@ class _Texts(KeyMap):
             out = np.empty(len(flat), object)
             out[:] = [texts.encoded(row).decode() for row in flat]
         return out.reshape(np.shape(rows))
-
-    def codes_of(self, rows: Rows) -> Codes:
-        with self.lock:
-            return self._map.codes_of(rows)
 
     def parts(self, start: int) -> dict[str, npt.NDArray[np.uint8]]:
         with self.lock:
