@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._checksum import crc32c
-from tierstore._disk.keys import KeyFile
-from tierstore._disk.manifest import KeysInfo
+from tierstore._disk.keys import KeyFile, Keys, open_keys, write_keys
+from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._keys.growing import PARTS, KeyMap, StoredKeys, key_map
 from tierstore.errors import FILE_CURE, CorruptStoreError, InvalidInputError, counted
+from tierstore.spec import TableSpec
 
 _CHECKED_BYTES = 16 << 20
 """Bytes that are read and checked before a loading thread looks whether it is to end."""
@@ -99,6 +100,30 @@ def write_log(directory: _io.Directory, kind: str, rows: int, keys: Any) -> Keys
             f"and {row} have it"
         )
     return _write(directory, kind, made.parts(0))
+
+
+def write_keys_of(directory: _io.Directory, spec: TableSpec, keys: Any) -> KeysInfo | None:
+    """Write the keys of a table's rows, by key or external ones; None where there are none.
+
+    Raises what `write_log` or `write_keys` does.
+    """
+    if keys is None:
+        return None
+    if spec.keys is None:
+        return write_keys(directory, keys, spec.rows)
+    return write_log(directory, spec.keys, spec.rows, keys)
+
+
+def read_keys_of(directory: _io.Directory, info: TableInfo, keys: KeysInfo) -> Keys | KeyMap:
+    """Read and check all keys of a table, by key into a map; raises CorruptStoreError."""
+    files = open_keys(directory, keys)
+    if info.spec.keys is None:
+        found = Keys(files, keys, info.spec.rows)
+        _ = found[:]  # which decodes texts
+        return found
+    made = key_map(info.spec.keys)
+    load_keys(made, files, keys, info.spec.rows)
+    return made
 
 
 def _write(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.key_log import write_log
+from tierstore._disk.key_log import write_keys_of
 from tierstore._disk.keys import as_stored, write_keys
 from tierstore._disk.manifest import KeysInfo, TableInfo
 from tierstore._door import Use
@@ -145,10 +145,7 @@ def write_table(
         written[table.name] = info = dataclasses.replace(info, scalars=scalars)
         if table.keys is not None:
             with directory.directory(info.generation) as generation:
-                if table.spec.keys is None:
-                    keys = write_keys(generation, table.keys, table.spec.rows)
-                else:
-                    keys = write_log(generation, table.spec.keys, table.spec.rows, table.keys)
+                keys = write_keys_of(generation, table.spec, table.keys)
             written[table.name] = dataclasses.replace(info, keys=keys)
 
 

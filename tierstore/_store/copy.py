@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tierstore import _io
 from tierstore._disk import generation as generations
-from tierstore._disk.key_log import write_log
-from tierstore._disk.keys import as_stored, write_keys
+from tierstore._disk.key_log import write_keys_of
+from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import (
     Identity,
     KeysInfo,
@@ -199,8 +199,4 @@ def _copy_keys(generation: _io.Directory, table: Table, skipped: Skipped | None)
             raise
         skipped.keys.append(table.name)
         return None
-    if keys is None:
-        return None
-    if table.spec.keys is not None:
-        return write_log(generation, table.spec.keys, table.spec.rows, keys)
-    return write_keys(generation, keys, table.rows)
+    return write_keys_of(generation, table.spec, keys)

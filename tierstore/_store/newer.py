@@ -23,8 +23,7 @@ import numpy as np
 from tierstore import _io
 from tierstore._disk import footer
 from tierstore._disk.delta import Delta
-from tierstore._disk.key_log import load_keys
-from tierstore._disk.keys import Keys, open_keys
+from tierstore._disk.key_log import read_keys_of
 from tierstore._disk.manifest import (
     DELTA_NAME,
     GENERATION_NAME,
@@ -38,7 +37,6 @@ from tierstore._disk.manifest import (
     Written,
     new_mark,
 )
-from tierstore._keys.growing import key_map
 from tierstore._store.payload import Payload
 from tierstore._store.versions import Survey
 from tierstore.errors import (
@@ -220,11 +218,7 @@ def _check_keys(directory: _io.Directory, name: str, info: TableInfo) -> None:
         directory.directory(name) as table,
         table.directory(info.generation) as generation,
     ):
-        files = open_keys(generation, info.keys)
-        if info.spec.keys is None:
-            Keys(files, info.keys, info.spec.rows)[:]
-        else:
-            load_keys(key_map(info.spec.keys), files, info.keys, info.spec.rows)
+        read_keys_of(generation, info, info.keys)
 
 
 def _check_delta(

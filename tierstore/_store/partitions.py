@@ -15,7 +15,7 @@ from tierstore._disk.generation import Generation
 from tierstore._disk.keys import KeyFile, Keys, open_index, open_keys
 from tierstore._disk.manifest import DeltaInfo, KeysInfo, Manifest, TableInfo, Written
 from tierstore._disk.partitioned import PartitionedGeneration
-from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
+from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration, PartitionWriter
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._store.locking import ReaderLock
 from tierstore._store.versions import History, marks_of, number_in_part, read_identity
@@ -272,18 +272,14 @@ class PartitionReaders:
         if info.spec.keys is None:
             keys.hold()
         shard = Shard(info.spec.rows, count, 0, count)
-        parts: list[Generation] = []
-        try:
-            for reader in self._readers:
-                parts.append(reader.generation(name))
-                check_part(parts[-1], info, shard)
-        except BaseException:
-            for part in parts:
-                part.close()
-            raise
-        if info.spec.keys is not None:
-            return KeyedPartitionedGeneration(dataclasses.replace(info), count, 0, parts)
-        return PartitionedGeneration(dataclasses.replace(info), shard, parts, keys)
+        with contextlib.ExitStack() as unless_opened:
+            parts = [
+                unless_opened.enter_context(contextlib.closing(reader.generation(name)))
+                for reader in self._readers
+            ]
+            found = generation_over(parts, info, shard, keys)
+            unless_opened.pop_all()
+        return found
 
     def have_moved(self) -> bool:
         """Whether any of their versions has different files; see `_Reader.has_moved`."""
@@ -320,7 +316,28 @@ def tell_renumbered(path: str, root: Manifest, versions: Mapping[int, int]) -> N
         warn(f"{path}: {told}", UpkeepWarning)
 
 
-def check_part(part: Generation, info: TableInfo, shard: Shard) -> None:
+def generation_over(
+    parts: Sequence[Generation],
+    info: TableInfo,
+    shard: Shard,
+    keys: Callable[[], Keys | None],
+    writers: Sequence[PartitionWriter] = (),
+) -> PartitionedGeneration:
+    """Return the generations of a table in the partitions of a shard as one.
+
+    `info` is what the root states of the whole table, and `keys` returns its external keys. Raises
+    CorruptStoreError.
+    """
+    for part in parts:
+        _check_part(part, info, shard)
+    if info.spec.keys is not None:
+        own = dataclasses.replace(info)
+        return KeyedPartitionedGeneration(own, shard.partitions, shard.first, parts, writers)
+    own = dataclasses.replace(info, spec=dataclasses.replace(info.spec, rows=len(shard)))
+    return PartitionedGeneration(own, shard, parts, keys)
+
+
+def _check_part(part: Generation, info: TableInfo, shard: Shard) -> None:
     """Raise CorruptStoreError for a generation that cannot be a partition of this table."""
     rows, record_bytes = part.tier.rows, part.tier.record_bytes
     wanted = shard.blocks if info.spec.keys is None else rows, info.spec.layout.record_bytes

@@ -17,8 +17,8 @@ from tierstore import _io
 from tierstore._disk import generation as generations
 from tierstore._disk.generation import of_partition
 from tierstore._disk.images import LOST, OLDER, WHOLE, Found, Images
-from tierstore._disk.key_log import load_keys, write_log
-from tierstore._disk.keys import Keys, open_keys, write_keys
+from tierstore._disk.key_log import read_keys_of, write_keys_of
+from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import (
     KeysInfo,
     Manifest,
@@ -28,7 +28,7 @@ from tierstore._disk.manifest import (
     unique_name,
 )
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
-from tierstore._keys.growing import KeyMap, key_map
+from tierstore._keys.growing import KeyMap
 from tierstore._progress import Overall, Shown, shown
 from tierstore._store.copy import write_copy
 from tierstore._store.lineage import descends
@@ -564,12 +564,7 @@ def _read_keys(table: _io.Directory | None, info: TableInfo) -> tuple[Any, str]:
         if table is None:
             return None, "the table's directory is missing"
         with table.directory(info.generation) as directory:
-            files = open_keys(directory, info.keys)
-            if info.spec.keys is None:
-                return Keys(files, info.keys, info.spec.rows)[:], ""
-            made = key_map(info.spec.keys)
-            load_keys(made, files, info.keys, info.spec.rows)
-            return made, ""
+            return read_keys_of(directory, info, info.keys), ""
     except FileNotFoundError as error:
         return None, f"{error.filename} is missing"
     except TierStoreError as error:
@@ -580,13 +575,9 @@ def _write_keys(
     keys: Any, spec: TableSpec, target: _io.Directory, generation: str
 ) -> KeysInfo | None:
     """Write what `_read_keys` returned to a generation; return its description."""
-    if keys is None:
-        return None
+    every = keys.keys_of(np.arange(len(keys))) if isinstance(keys, KeyMap) else as_stored(keys)
     with target.directory(generation) as directory:
-        if isinstance(keys, KeyMap):
-            every = keys.keys_of(np.arange(len(keys)))
-            return write_log(directory, spec.keys or "int64", spec.rows, every)
-        return write_keys(directory, keys, spec.rows)
+        return write_keys_of(directory, spec, every)
 
 
 def _filler(fills: Sequence[Fill], spec: TableSpec) -> Callable[[Rows], Records]:

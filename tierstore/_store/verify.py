@@ -16,11 +16,10 @@ from tierstore._disk import base as bases
 from tierstore._disk.base import CHECKSUMS, Base
 from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
-from tierstore._disk.key_log import load_keys
-from tierstore._disk.keys import indexed_keys, open_keys
+from tierstore._disk.key_log import read_keys_of
+from tierstore._disk.keys import indexed_keys
 from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
-from tierstore._keys.growing import key_map
 from tierstore._progress import Progress, Shown, report_nothing, shown
 from tierstore._store.locking import folds_kept_away, writer_of
 from tierstore._store.newer import find_newer
@@ -606,8 +605,7 @@ def _check_log(
 ) -> None:
     """Raise CorruptStoreError if the keys of a table by key are damaged."""
     if directory is not None:
-        made = key_map(info.spec.keys or "int64")
-        load_keys(made, open_keys(directory, keys), keys, info.spec.rows)
+        read_keys_of(directory, info, keys)
     elif opened is not None:
         opened.key_map  # noqa: B018 - this loads them
 

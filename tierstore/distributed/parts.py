@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import TypeVar, cast
 from tierstore._disk.keys import Keys
 from tierstore._disk.manifest import Manifest, Partitions, TableInfo, Written
 from tierstore._disk.partitioned import PartitionedGeneration
-from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
 from tierstore._progress import Overall, Progress
 from tierstore._store.options import Options
 from tierstore._store.part import Part
-from tierstore._store.partitions import check_part, missing_partition, tell_renumbered
+from tierstore._store.partitions import generation_over, missing_partition, tell_renumbered
 from tierstore._table.home import StoreOfTable
 from tierstore.errors import NotAStoreError, VersionError
 
@@ -76,17 +74,9 @@ class Parts:
         self, name: str, info: TableInfo, keys: Callable[[], Keys | None]
     ) -> PartitionedGeneration:
         """Return the files of a table's shard, given what the root states of the whole."""
-        shard = self.shard(info.spec.rows)
         parts = [part.generation(name) for part in self.own]
-        for part in parts:
-            check_part(part, info, shard)
-        if info.spec.keys is not None:
-            writers = [_Writer(part, name) for part in self.own]
-            return KeyedPartitionedGeneration(
-                dataclasses.replace(info), shard.partitions, shard.first, parts, writers
-            )
-        own = dataclasses.replace(info, spec=dataclasses.replace(info.spec, rows=len(shard)))
-        return PartitionedGeneration(own, shard, parts, keys)
+        writers = [_Writer(part, name) for part in self.own]
+        return generation_over(parts, info, self.shard(info.spec.rows), keys, writers)
 
     def numbered(self) -> list[tuple[int, Part]]:
         """Return each partition with its number."""
