@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
@@ -42,17 +42,13 @@ _ENVIRONMENT = {
     # HDF5 would load libraries that a file names.
     "HDF5_PLUGIN_PRELOAD": "::",
 }
-_PACKAGES = {"parquet": "pyarrow", "arrow": "pyarrow", "hdf5": "h5py"}
-_EXTRAS = {"parquet": "parquet", "arrow": "parquet", "hdf5": "hdf5"}
 
 
 def need(kind: str) -> None:
     """Raise MissingExtraError if the library for files of a kind is not installed."""
-    package = _PACKAGES[kind]
+    package, extra = ("h5py", "hdf5") if kind == "hdf5" else ("pyarrow", "parquet")
     if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(
-            f"{kind} files need {package}: pip install 'tierstore[{_EXTRAS[kind]}]'"
-        )
+        raise MissingExtraError(f"{kind} files need {package}: pip install 'tierstore[{extra}]'")
 
 
 class Columns(Reader):
@@ -247,12 +243,42 @@ def in_order(paths: Iterator[Path]) -> list[Path]:
 
 
 class ArrowFormat(ColumnFormat):
-    """Named columns of Arrow, of element types that NumPy supports."""
+    """Named columns of Arrow, of element types that NumPy supports, in a file or a directory.
 
+    Attributes:
+        kind: the child's name of what reads the files.
+    """
+
+    kind: ClassVar[str]
     several = True
     names_key = True
     block_bytes = 16 << 20
     elements = "numpy"
+
+    def claims(self, directory: Path) -> bool:
+        """Whether there are files of the format."""
+        return any(each.suffix in self.suffixes for each in directory.iterdir())
+
+    def reader(self, path: Path, memory: Size) -> Columns:
+        """Open the columns of a file, or of those in a directory."""
+        parts = self.parts(path, memory) if path.is_dir() else [path]
+        for part in parts:
+            with open_input(part) as file:
+                self.check(part, file)
+        return Columns(self.kind, path, memory, parts)
+
+    def parts(self, path: Path, memory: Size) -> list[Path]:
+        """Return the files of a directory in the order of their rows; raises FormatError."""
+        found = in_order(each for each in path.iterdir() if each.suffix in self.suffixes)
+        if not found:
+            raise FormatError(
+                f"{path}: a directory that holds no {' or '.join(self.suffixes)} files itself"
+            )
+        return found
+
+    @abstractmethod
+    def check(self, path: Path, file: InputFile) -> None:
+        """Raise FormatError for another file, before a process is started for it."""
 
     @abstractmethod
     def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:

@@ -24,7 +24,7 @@ from tierstore._formats._cells import (
     may_be_list,
     thousands,
 )
-from tierstore._formats._roles import NO_KEYS, Way, ambiguous, choice, roles
+from tierstore._formats._roles import NO_KEYS, Candidates, Way, ambiguous, choice
 from tierstore._formats.base import TextOptions
 from tierstore.errors import AmbiguousFileError, FormatError, InvalidInputError
 from tierstore.spec import MAX_RECORD_BYTES
@@ -210,29 +210,24 @@ def _fitted(cells: list[str], columns: int) -> list[str]:
     return [" ".join(cells[: surplus + 1]), *cells[surplus + 1 :]] if surplus > 0 else cells
 
 
+@dataclass
 class _Decision:
     """The steps of one decision, each of which may end it."""
 
-    def __init__(
-        self,
-        path: Path,
-        rows: list[Row],
-        sep: str,
-        suffix: str,
-        options: TextOptions,
-        whole: bool,
-        vector: tuple[int, int, int] | None,
-    ) -> None:
-        self.path = path
-        self.rows = [cells for _, cells in rows]
-        self.lines = [number for number, _ in rows]
-        self.sep = sep
-        self.words = sep == BLANKS and suffix in (".vec", ".txt")
-        self.suffix = suffix
-        self.options = options
-        self.null = frozenset(options.null)
-        self.whole = whole
-        self.vector = vector
+    path: Path
+    numbered: list[Row]
+    sep: str
+    suffix: str
+    options: TextOptions
+    whole: bool
+    vector: tuple[int, int, int] | None
+
+    def __post_init__(self) -> None:
+        """Divide the lines from their numbers."""
+        self.rows = [cells for _, cells in self.numbered]
+        self.lines = [number for number, _ in self.numbered]
+        self.words = self.sep == BLANKS and self.suffix in (".vec", ".txt")
+        self.null = frozenset(self.options.null)
 
     def layout(self) -> Layout:
         """Run the steps."""
@@ -517,10 +512,8 @@ class _Decision:
         found = [*kinds[:at], *(["list"] if self.vector else kinds[:1]), *kinds[at + dim :]]
         some = None if names is None else (*names[: at + 1], *names[at + 1 + gone :])
         try:
-            chosen = roles(
-                self.path, some, found, options,
-                damage={n - gone * (n > at): text for n, text in damage.items()},
-            )  # fmt: skip
+            damage = {n - gone * (n > at): text for n, text in damage.items()}
+            chosen = Candidates(self.path, some, found, options, damage).roles()
         except AmbiguousFileError as error:
             if self._is_torn(kinds):
                 raise _TornError(str(error), ways=error.ways) from None

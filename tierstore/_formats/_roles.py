@@ -10,8 +10,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tierstore._formats.base import TextOptions
@@ -80,18 +80,11 @@ def choice(names: Sequence[str] | None, at: int) -> Way:
     return f"--key-column {at + 1} (key_column={at + 1})", {"key_column": at + 1}
 
 
-def roles(
-    path: Path,
-    names: Sequence[str] | None,
-    kinds: Sequence[str],
-    options: TextOptions,
-    *,
-    damage: Mapping[int, str] = MappingProxyType({}),
-    declared: bool = False,
-) -> Roles:
-    """Return what the columns of a file are.
+@dataclass(frozen=True)
+class Candidates:
+    """The columns of a file, of which one can be the keys and some the numbers of a row.
 
-    Args:
+    Attributes:
         path: the file, for messages.
         names: the names of the columns, or None; "" for one without a name.
         kinds: what each column holds: "integer", "float" (some of its numbers are fractions),
@@ -102,31 +95,16 @@ def roles(
         declared: whether the file declares the types of its columns. There a column of texts or
             whole numbers is left out unless it has the name of keys.
     """
-    return _Decision(path, names, kinds, options, damage, declared).roles()
 
-
-class _Decision:
-    def __init__(
-        self,
-        path: Path,
-        names: Sequence[str] | None,
-        kinds: Sequence[str],
-        options: TextOptions,
-        damage: Mapping[int, str],
-        declared: bool,
-    ) -> None:
-        self.path = path
-        self.names = names
-        self.kinds = kinds
-        self.options = options
-        self.damage = damage
-        self.declared = declared
-        every = range(len(kinds))
-        self.indexes = [at for at in every if names and _INDEX.fullmatch(names[at])]
-        self.identities = [at for at in every if names and _IDENTITY.fullmatch(names[at])]
+    path: Path
+    names: Sequence[str] | None
+    kinds: Sequence[str]
+    options: TextOptions
+    damage: Mapping[int, str]
+    declared: bool = False
 
     def roles(self) -> Roles:
-        """Run the steps."""
+        """Return what each column is; raises AmbiguousFileError, FormatError, InvalidInputError."""
         wanted = self.options.key_column
         vector = self._vector()
         if wanted is None:
@@ -147,6 +125,19 @@ class _Decision:
         if not values:
             raise self._no_numbers(key)
         return Roles(key, values, self._notes(key, values))
+
+    def _called(self, pattern: re.Pattern[str]) -> list[int]:
+        return [at for at, name in enumerate(self.names or ()) if pattern.fullmatch(name)]
+
+    @cached_property
+    def indexes(self) -> list[int]:
+        """The columns with a name that pandas gives to an index without one."""
+        return self._called(_INDEX)
+
+    @cached_property
+    def identities(self) -> list[int]:
+        """The columns with a name of keys."""
+        return self._called(_IDENTITY)
 
     def _label(self, at: int) -> str:
         return label(self.names, at)

@@ -11,13 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from tierstore._formats._columns import ArrowFormat, Columns, in_order
+from tierstore._formats._columns import ArrowFormat
 from tierstore._formats.base import Content
-from tierstore._formats.files import document, open_input
+from tierstore._formats.files import InputFile, document, open_input
 from tierstore.budget import JSON_COST, Size
 from tierstore.errors import FormatError
 
-_KIND = "arrow"
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 _FIRST_VERSION = b"FEA1"
@@ -27,35 +26,37 @@ class Arrow(ArrowFormat):
     """Files and streams of Arrow, or the directory of some."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather")
+    kind = "arrow"
 
     def claims(self, directory: Path) -> bool:
         """Whether it is a data set of Hugging Face, or there are files of Arrow."""
-        if (directory / _STATE).exists() or (directory / _SPLITS).exists():
-            return True
-        return any(each.suffix in self.suffixes for each in directory.iterdir())
+        is_set = (directory / _STATE).exists() or (directory / _SPLITS).exists()
+        return is_set or super().claims(directory)
 
-    def reader(self, path: Path, memory: Size) -> Columns:
-        """Open the columns."""
-        parts = self._parts(path, memory) if path.is_dir() else [path]
-        for part in parts:
-            _check_start(part)
-        return Columns(_KIND, path, memory, parts)
-
-    def _parts(self, path: Path, memory: Size) -> list[Path]:
+    def parts(self, path: Path, memory: Size) -> list[Path]:
+        """Return the files of a data set as it lists them, or those of a directory."""
         if (path / _SPLITS).exists():
             splits = sorted(each.name for each in path.iterdir() if each.is_dir())
             raise FormatError(
                 f"{path}: holds the splits {', '.join(splits[:8])}; name one, as in "
                 f"{path / splits[0] if splits else path}"
             )
-        if (path / _STATE).exists():
-            return _data_files(path, memory)
-        found = in_order(each for each in path.iterdir() if each.suffix in self.suffixes)
-        if not found:
+        is_set = (path / _STATE).exists()
+        return _data_files(path, memory) if is_set else super().parts(path, memory)
+
+    def check(self, path: Path, file: InputFile) -> None:
+        """Raise FormatError for a file that is neither file nor stream of Arrow."""
+        start = file.read_at(0, 8) if file.size >= 16 else b""
+        if start[:4] == _FIRST_VERSION:
             raise FormatError(
-                f"{path}: a directory that holds no {' or '.join(self.suffixes)} files"
+                f"{path}: a file of Feather's first version, which pyarrow reads only as a whole; "
+                f"pyarrow.feather.write_feather(pyarrow.feather.read_table({path.name!r}), "
+                "'new.feather') makes one of the second"
             )
-        return found
+        if start[:6] != b"ARROW1" and start[:4] != b"\xff\xff\xff\xff":
+            raise FormatError(f"{path}: not a file of Arrow, or truncated")
+        if start[:6] == b"ARROW1" and file.read_at(file.size - 6, 6) != b"ARROW1":
+            raise FormatError(f"{path}: truncated: its last bytes are not those of Arrow")
 
     def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:
         """Return a writer of the file format, which can be mapped."""
@@ -71,29 +72,13 @@ class ArrowStream(Arrow):
 
     def claims(self, directory: Path) -> bool:
         """Whether there are such streams."""
-        return any(each.suffix in self.suffixes for each in directory.iterdir())
+        return ArrowFormat.claims(self, directory)
 
     def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:
         """Return a writer of a stream."""
         from pyarrow import ipc
 
         return ipc.new_stream(file, schema)
-
-
-def _check_start(path: Path) -> None:
-    """Raise FormatError for a file that is neither file nor stream, before starting a process."""
-    with open_input(path) as file:
-        start = file.read_at(0, 8) if file.size >= 16 else b""
-        if start[:4] == _FIRST_VERSION:
-            raise FormatError(
-                f"{path}: a file of Feather's first version, which pyarrow reads only as a whole; "
-                f"pyarrow.feather.write_feather(pyarrow.feather.read_table({path.name!r}), "
-                "'new.feather') makes one of the second"
-            )
-        if start[:6] != b"ARROW1" and start[:4] != b"\xff\xff\xff\xff":
-            raise FormatError(f"{path}: not a file of Arrow, or truncated")
-        if start[:6] == b"ARROW1" and file.read_at(file.size - 6, 6) != b"ARROW1":
-            raise FormatError(f"{path}: truncated: its last bytes are not those of Arrow")
 
 
 def _data_files(path: Path, memory: Size) -> list[Path]:

@@ -11,48 +11,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
-from tierstore._formats._columns import ArrowFormat, Columns, in_order, need
+from tierstore._formats._columns import ArrowFormat
 from tierstore._formats.base import Content
-from tierstore._formats.files import open_input
-from tierstore.budget import Size
+from tierstore._formats.files import InputFile
 from tierstore.errors import FormatError
 
-_KIND = "parquet"
 _MAGIC = b"PAR1"
-
-
-def open_columns(path: Path, memory: Size) -> Columns:
-    """Return the columns of a Parquet file, or of the Parquet files in a directory."""
-    parts = in_order(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not parts:
-        raise FormatError(f"{path}: a directory that holds no .parquet files itself")
-    need(_KIND)
-    for part in parts:
-        _check_ends(part)
-    return Columns(_KIND, path, memory, parts)
-
-
-def _check_ends(path: Path) -> None:
-    """Raise FormatError if this is not a Parquet file, before starting a process."""
-    with open_input(path) as file:
-        ends = file.read_at(0, 4) + file.read_at(file.size - 8, 8) if file.size >= 12 else b""
-        footer = int.from_bytes(ends[4:8], "little")
-        if ends[:4] != _MAGIC or ends[8:] != _MAGIC or footer > file.size - 12:
-            raise FormatError(f"{path}: not a Parquet file, or truncated")
 
 
 class Parquet(ArrowFormat):
     """Parquet files, or the directory of some."""
 
     suffixes = (".parquet",)
+    kind = "parquet"
 
-    def claims(self, directory: Path) -> bool:
-        """Whether there are Parquet files."""
-        return next(directory.glob("*.parquet"), None) is not None
-
-    def reader(self, path: Path, memory: Size) -> Columns:
-        """Open the columns."""
-        return open_columns(path, memory)
+    def check(self, path: Path, file: InputFile) -> None:
+        """Raise FormatError for a file that does not begin and end as Parquet does."""
+        ends = file.read_at(0, 4) + file.read_at(file.size - 8, 8) if file.size >= 12 else b""
+        footer = int.from_bytes(ends[4:8], "little")
+        if ends[:4] != _MAGIC or ends[8:] != _MAGIC or footer > file.size - 12:
+            raise FormatError(f"{path}: not a Parquet file, or truncated")
 
     def writer(self, file: IO[bytes], schema: Any, content: Content) -> Any:
         """Return a writer for columns of floats that hardly repeat."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from tierstore._closing import Closing
 from tierstore._dtypes import ELEMENT_TYPES
-from tierstore._formats._roles import choice, names_keys, roles
+from tierstore._formats._roles import Candidates, choice, names_keys
 from tierstore._formats.base import (
     Array,
     Format,
@@ -221,14 +221,9 @@ class ReadSource(Source):
         rows = _rows(columns, matrix)
         text = wanted.text if matrix is None else replace(wanted.text, vector=(matrix,))
         names = list(columns)
-        found = roles(
-            path,
-            names,
-            [_kind(reader, name, rows) for name in names],
-            text,
-            damage={at: f"{name!r} is {columns[name]}" for at, name in enumerate(names)},
-            declared=reader.is_declared,
-        )
+        kinds = [_kind(reader, name, rows) for name in names]
+        damage = {at: f"{name!r} is {columns[name]}" for at, name in enumerate(names)}
+        found = Candidates(path, names, kinds, text, damage, reader.is_declared).roles()
         self._names = [names[at] for at in found.values]
         self._key = None if found.key is None else names[found.key]
         unfit = ("list", "other", "float") if reader.is_declared else ("list", "other")

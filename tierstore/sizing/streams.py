@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tierstore import _io
 from tierstore._formats.files import open_input
 from tierstore._formats.npy import Arrays
-from tierstore._formats.parquet import open_columns
+from tierstore._formats.parquet import Parquet
 from tierstore._table.trace import is_trace, read_trace, trace_rows
 from tierstore.budget import DEFAULT_MEMORY, Allowance, Size
 from tierstore.errors import FormatError, InvalidInputError, InvalidTypeError, counted
@@ -169,7 +169,7 @@ def _read_ids(path: Path, column: str | None, memory: Size) -> npt.NDArray[Any]:
         with open_input(path, memory) as file:
             return _read_npz(Arrays(file), column, file.allowance)
     if kind == ".parquet":
-        with contextlib.closing(open_columns(path, memory)) as columns:
+        with contextlib.closing(Parquet().reader(path, memory)) as columns:
             able = [name for name, each in columns.columns.items() if each.kind == "integer"]
             return np.asarray(columns.keys(_chosen(path, column, list(columns.columns), able)))
     raise FormatError(f"{path} is neither a recorded trace nor .npy, .npz or .parquet")
