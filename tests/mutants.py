@@ -1704,8 +1704,8 @@ MUTANTS = [
     ),
     Mutant(
         "_formats/__init__.py",
-        "if not format_.holds_scales or len(content.fields) > 1:",
-        "if len(content.fields) > 1:",
+        "(not format_.holds_scales or len(fields) > 1)",
+        "len(fields) > 1",
         "tests/formats/test_scales_out.py::test_files_of_one_array_are_refused",
     ),
     Mutant(

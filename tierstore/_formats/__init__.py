@@ -572,28 +572,65 @@ def open_sink(
         StoreFullError, StoreIOError: the file system failed.
     """
     target = locate(path, write=True)
-    format_ = format_of(target.path, write=True)
-    if not (header or format_.is_text):
-        raise InvalidInputError(f"{target.path}: only files in text have no header")
-    content = _content(format_, target.path, rows, dim, check_dtype(dtype), field, keys, first_row)
-    content = replace(content, header=header)
-    if scaled is not None:
-        if not format_.holds_scales or len(content.fields) > 1:
-            able = " ".join(name for name in SINK_SUFFIXES if FORMATS[name].holds_scales)
-            raise InvalidInputError(
-                f"{target.path}: {scaled} of floats needs a scale for each row, in an array beside "
-                f"those of one field: write one field to {able}, or another dtype"
-            )
-        content = replace(content, dtype=check_dtype(scaled), scale=f"{content.field}_scale")
-    if key is not None:
-        if not format_.names_key or key in content.fields:
-            able = " ".join(name for name, each in FORMATS.items() if each.names_key)
-            raise InvalidInputError(
-                f"{target.path}: no column of keys can be named {key!r}: {able} files have one, "
-                "with a name that no field has"
-            )
-        content = replace(content, key=key)
+    format_, fields = format_of(target.path, write=True), _fields(field, dim)
+    _check_supported(format_, target.path, fields, header=header, key=key, scaled=scaled)
+    for name in _RESERVED.intersection(fields) if keys is not None else ():
+        raise InvalidInputError(f"a field named {name!r} cannot be written together with keys")
+    if rows < 0 or dim < 1:
+        raise InvalidInputError(f"a matrix needs rows >= 0 and dim >= 1, not {rows} and {dim}")
+    types = [name for name, each in ELEMENT_TYPES.items() if format_.holds(each)]
+    held = held_dtype(check_dtype(dtype), types, f"{target.path}: {target.path.suffix}")
+    row_bytes = dim * ELEMENT_TYPES[held].stored.itemsize
+    content = Content(
+        rows=rows,
+        dim=dim,
+        dtype=held if scaled is None else check_dtype(scaled),
+        block_rows=block_rows_for(row_bytes, format_.block_bytes),
+        fields=fields,
+        keys=None if keys is None else KeyColumn(keys, rows),
+        first_row=first_row,
+        header=header,
+        key=key or "key",
+        scale=None if scaled is None else f"{next(iter(fields))}_scale",
+    )
     return _sink(format_, target, content, dtype, force=force)
+
+
+def _fields(field: str | Mapping[str, int], dim: int) -> Mapping[str, int]:
+    return {field: dim} if isinstance(field, str) else field
+
+
+def _check_supported(
+    format_: Format,
+    path: Path,
+    fields: Mapping[str, int],
+    *,
+    header: bool,
+    key: str | None,
+    scaled: str | None,
+) -> None:
+    """Raise InvalidInputError for what files of the format cannot have."""
+
+    def able(has: str) -> str:
+        return " ".join(name for name in SINK_SUFFIXES if getattr(FORMATS[name], has))
+
+    if not (header or format_.is_text):
+        raise InvalidInputError(f"{path}: only files in text have no header")
+    if len(fields) > 1 and not format_.several:
+        raise InvalidInputError(
+            f"{path}: a {path.suffix} file holds one field; several go into one of "
+            f"{able('several')}"
+        )
+    if scaled is not None and (not format_.holds_scales or len(fields) > 1):
+        raise InvalidInputError(
+            f"{path}: {scaled} of floats needs a scale for each row, in an array beside those of "
+            f"one field: write one field to {able('holds_scales')}, or another dtype"
+        )
+    if key is not None and (not format_.names_key or key in fields):
+        raise InvalidInputError(
+            f"{path}: no column of keys can be named {key!r}: {able('names_key')} files have one, "
+            "with a name that no field has"
+        )
 
 
 @contextlib.contextmanager
@@ -603,71 +640,37 @@ def _sink(
     """Write to a location, and publish the complete result."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_explained(target.path))
-        if target.url is not None:
-            file: Any = stack.enter_context(publish_remote(target.url, force=force))
-            if content.keys is not None and format_.keys == "never":  # these appear first
-                name = target.url.rpartition("/")[0] + "/" + keys_beside(target.path).name
-                write_keys(stack.enter_context(publish_remote(name, force=force)), content.keys)
-            write = stack.enter_context(format_.write(_packed(file, target.path), content))
-        elif target.store is None:
-            partial = stack.enter_context(
-                publish(
-                    target.path,
-                    force=force,
-                    replaceable=lambda old: old.is_symlink() or format_.wrote(old),
-                )
-            )
-            if content.keys is not None and format_.keys == "never":
-                beside = stack.enter_context(publish(keys_beside(target.path), force=force))
-                write_keys(beside, content.keys)
-            write = stack.enter_context(format_.write(_packed(partial, target.path), content))
+        if target.store is not None:
+            written = format_.write_store(target.store, target.path, content, force=force)
         else:
-            write = stack.enter_context(
-                format_.write_store(target.store, target.path, content, force=force)
-            )
+            file: Any = stack.enter_context(_published(target, target.path, format_, force=force))
+            file = PackedFile(file, target.path) if is_packed(target.path) else file
+            if content.keys is not None and format_.keys == "never":  # at a URL, they appear first
+                beside = keys_beside(target.path)
+                keys = stack.enter_context(_published(target, beside, force=force))
+                write_keys(keys, content.keys)
+            written = format_.write(file, content)
+        write = stack.enter_context(written)
         sink = Sink(target.path, content, dtype, write)
         yield sink
         sink.finish()
 
 
-def _packed(file: Any, name: Path) -> Any:
-    """Return the place to write a file of some name to."""
-    return PackedFile(file, name) if is_packed(name) else file
+def _published(
+    target: Location, path: Path, format_: Format | None = None, *, force: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """Return the place of a file, the target or one beside it, which appears whole or not at all.
 
+    A directory that a format wrote is replaced.
+    """
+    if target.url is not None:
+        url = f"{target.url.rpartition('/')[0]}/{path.name}"
+        return publish_remote(url, force=force)
 
-def _content(
-    format_: Format,
-    path: Path,
-    rows: int,
-    dim: int,
-    dtype: str,
-    field: str | Mapping[str, int],
-    keys: Any,
-    first_row: int,
-) -> Content:
-    """Check that the format supports the data to write."""
-    fields = {field: dim} if isinstance(field, str) else field
-    for name in _RESERVED.intersection(fields) if keys is not None else ():
-        raise InvalidInputError(f"a field named {name!r} cannot be written together with keys")
-    if len(fields) > 1 and not format_.several:
-        able = " ".join(name for name, each in FORMATS.items() if each.several)
-        raise InvalidInputError(
-            f"{path}: a {path.suffix} file holds one field; several go into one of {able}"
-        )
-    if rows < 0 or dim < 1:
-        raise InvalidInputError(f"a matrix needs rows >= 0 and dim >= 1, not {rows} and {dim}")
-    types = [name for name, each in ELEMENT_TYPES.items() if format_.holds(each)]
-    held = held_dtype(dtype, types, f"{path}: {path.suffix}")
-    row_bytes = dim * ELEMENT_TYPES[held].stored.itemsize
-    return Content(
-        rows=rows,
-        dim=dim,
-        dtype=held,
-        block_rows=block_rows_for(row_bytes, format_.block_bytes),
-        fields=fields,
-        keys=None if keys is None else KeyColumn(keys, rows),
-        first_row=first_row,
-    )
+    def replaceable(old: Path) -> bool:
+        return format_ is not None and (old.is_symlink() or format_.wrote(old))
+
+    return publish(path, force=force, replaceable=replaceable)
 
 
 @contextlib.contextmanager

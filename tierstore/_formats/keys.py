@@ -29,6 +29,12 @@ Integers = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
 Keys = Integers | Sequence[str]
 """The key of each row: a 1-D array of integers, or strings."""
 
+KeyArrays = list[tuple[str, np.dtype[Any], int, Iterator[npt.NDArray[Any]]]]
+"""Arrays by name, type and length, with their elements in blocks."""
+
+KEYS, OFFSETS = "keys", "keys_offsets"
+"""Names of arrays of keys: whole numbers, or the bytes of texts and where each begins."""
+
 _Block = TypeVar("_Block")
 
 _BLOCK = 1 << 16
@@ -109,20 +115,29 @@ class KeyColumn:
         """Return keys start..stop-1 in UTF-8, integers in decimal."""
         return [key.encode() for key in self.string_block(start, stop)]
 
-    def string_blocks(self) -> Iterator[list[str]]:
-        """Yield all keys as strings, in blocks."""
-        return self._blocks(self.string_block)
-
-    def integer_blocks(self) -> Iterator[Integers]:
-        """Yield all keys as `dtype`, in blocks."""
-        return self._blocks(self.integer_block)
+    def blocks(self) -> Iterator[Integers | list[str]]:
+        """Yield all keys, integers or strings, in blocks."""
+        return self._blocks(self.block)
 
     def bytes_blocks(self) -> Iterator[list[bytes]]:
         """Yield all keys in UTF-8, in blocks."""
         return self._blocks(self.bytes_block)
 
-    def offset_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield, in blocks, the offset of each key in the joined UTF-8, and finally the end."""
+    def arrays(self) -> KeyArrays:
+        """Return the arrays that hold the keys: name, type, length and, in blocks, the elements.
+
+        Strings are the offset of each in their joined UTF-8, and the end, then these bytes.
+        """
+        if self.integers:
+            return [(KEYS, self.dtype, len(self), self._blocks(self.integer_block))]
+        nbytes = sum(len(key) for block in self.bytes_blocks() for key in block)
+        blobs = (np.frombuffer(b"".join(block), np.uint8) for block in self.bytes_blocks())
+        return [
+            (OFFSETS, np.dtype(np.int64), len(self) + 1, self._offsets()),
+            (KEYS, np.dtype(np.uint8), nbytes, blobs),
+        ]
+
+    def _offsets(self) -> Iterator[npt.NDArray[np.int64]]:
         end = 0
         yield np.zeros(1, np.int64)
         for block in self.bytes_blocks():
@@ -134,7 +149,7 @@ class KeyColumn:
         """Raise InvalidInputError for the first string in which `unfit` is found, saying `why`."""
         if self.integers:
             return
-        for row, key in enumerate(chain.from_iterable(self.string_blocks())):
+        for row, key in enumerate(chain.from_iterable(self._blocks(self.string_block))):
             if unfit.search(key):
                 raise InvalidInputError(f"key {key!r:.100} of row {row} {why}")
 

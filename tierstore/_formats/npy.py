@@ -382,13 +382,13 @@ def write_keys(path: Path | RemoteFile, keys: KeyColumn) -> None:
 def _write_keys(file: IO[bytes], keys: KeyColumn) -> None:
     dtype = keys.dtype if keys.integers else _string_dtype(keys)
     file.write(format_header(dtype, (len(keys),)))
-    for block in keys.integer_blocks() if keys.integers else keys.string_blocks():
+    for block in keys.blocks():
         file.write(np.array(block, dtype).tobytes())
 
 
 def _string_dtype(keys: KeyColumn) -> np.dtype[np.str_]:
     keys.reject(re.compile(r"\0\Z"), "ends in NUL, which arrays of NumPy cannot hold")
-    longest = max((len(key) for block in keys.string_blocks() for key in block), default=0)
+    longest = max((len(key) for block in keys.blocks() for key in block), default=0)
     if longest > MAX_KEY_LENGTH:
         raise InvalidInputError(
             f"the longest key has {longest} characters and NumPy would pad all others to it; "

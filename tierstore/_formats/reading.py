@@ -31,12 +31,10 @@ from tierstore._formats.base import (
     exactly,
 )
 from tierstore._formats.files import InputFile, open_input, taken_by, unless_it_fails
-from tierstore._formats.keys import Keys
+from tierstore._formats.keys import KEYS, OFFSETS, Keys
 from tierstore.budget import Size
 from tierstore.errors import FormatError, InvalidInputError, counted
 
-KEYS, OFFSETS = "keys", "keys_offsets"
-"""Names of arrays of keys: whole numbers, or the bytes of texts and where each begins."""
 PACKING = frozenset({"scale_factor", "add_offset"})
 """Attributes of arrays whose values are not their elements, by the conventions of NetCDF."""
 _KEYS = ("key", KEYS)

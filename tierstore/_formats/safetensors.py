@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,8 @@ import numpy.typing as npt
 from tierstore._dtypes import DEFAULT_DTYPE, ELEMENT_TYPES
 from tierstore._formats.base import Array, Content, SpanSource, StoredRows, Write
 from tierstore._formats.files import InputFile, distinct, held_scales
-from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
+from tierstore._formats.keys import OFFSETS, KeyArrays, Keys, blob_to_strings, widened
 from tierstore._formats.reading import (
-    KEYS,
-    OFFSETS,
     Column,
     ColumnFormat,
     FileReader,
@@ -190,7 +189,7 @@ def _column(tensor: _Tensor) -> Column:
     return array_column(str(tensor), number, tensor.shape)
 
 
-def _format_header(content: Content) -> bytes:
+def _format_header(content: Content, keys: KeyArrays) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
 
@@ -199,28 +198,17 @@ def _format_header(content: Content) -> bytes:
         start, end = end, end + math.prod(shape) * _BITS[code] // 8
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
 
-    keys = content.keys
-    if keys is not None:
-        add(
-            *(
-                (KEYS, _CODES[keys.dtype], content.rows)
-                if keys.integers
-                else (OFFSETS, "I64", content.rows + 1)
-            )
-        )
+    for name, dtype, length, _ in keys[:1]:
+        add(name, _CODES[dtype], length)
     add(content.field, ELEMENT_TYPES[content.dtype].safetensors, content.rows, content.dim)
     if content.scale is not None:
         add(content.scale, "F32", content.rows, 1)
-    if keys is not None and not keys.integers:
-        add(KEYS, "U8", _blob_bytes(keys))
+    for name, dtype, length, _ in keys[1:]:
+        add(name, _CODES[dtype], length)
 
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
-
-
-def _blob_bytes(keys: KeyColumn) -> int:
-    return sum(len(key) for block in keys.bytes_blocks() for key in block)
 
 
 class Safetensors(ColumnFormat):
@@ -235,15 +223,16 @@ class Safetensors(ColumnFormat):
 
         Scales are known after their matrix, and follow it.
         """
-        keys = content.keys
+        keys = [] if content.keys is None else content.keys.arrays()
+
+        def write(arrays: KeyArrays) -> None:
+            for part in chain.from_iterable(parts for *_, parts in arrays):
+                file.write(part.data)
+
         with path.open("xb") as file:
-            file.write(_format_header(content))
-            if keys is not None:
-                for numbers in keys.integer_blocks() if keys.integers else keys.offset_blocks():
-                    file.write(numbers.data)
+            file.write(_format_header(content, keys))
+            write(keys[:1])
             with held_scales(content.scale) as scales:
                 yield scales.beside(file)
                 scales.copy_to(file)
-            if keys is not None and not keys.integers:
-                for strings in keys.bytes_blocks():
-                    file.write(b"".join(strings))
+            write(keys[1:])

@@ -35,10 +35,8 @@ from tierstore._formats.base import (
     Write,
 )
 from tierstore._formats.files import parsing, taken_by
-from tierstore._formats.keys import KeyColumn, Keys, blob_to_strings, widened
+from tierstore._formats.keys import KEYS, OFFSETS, Keys, blob_to_strings, widened
 from tierstore._formats.reading import (
-    KEYS,
-    OFFSETS,
     PACKING,
     Column,
     ColumnFormat,
@@ -288,8 +286,8 @@ def _nodes(path: Path, depth: int) -> Iterator[Path]:
 @contextmanager
 def _filled(group: Any, content: Content) -> Iterator[Write]:
     """Fill a new group: keys first, then the matrix block by block."""
-    if content.keys is not None:
-        _write_keys(group, content.keys)
+    for described in [] if content.keys is None else content.keys.arrays():
+        _write_vector(group, *described)
     rows = max(1, min(content.rows, content.block_rows))
     writers = [
         _new_array(
@@ -331,24 +329,16 @@ def _new_array(group: Any, name: str, **described: Any) -> Write:
     return write
 
 
-def _write_keys(group: Any, keys: KeyColumn) -> None:
-    if keys.integers:
-        _write_vector(group, KEYS, keys.dtype.str, len(keys), keys.integer_blocks())
-        return
-    _write_vector(group, OFFSETS, "<i8", len(keys) + 1, keys.offset_blocks())
-    nbytes = sum(len(key) for block in keys.bytes_blocks() for key in block)
-    blobs = (np.frombuffer(b"".join(block), np.uint8) for block in keys.bytes_blocks())
-    _write_vector(group, KEYS, "u1", nbytes, blobs)
-
-
-def _write_vector(group: Any, name: str, dtype: str, length: int, parts: Iterator[Array]) -> None:
+def _write_vector(
+    group: Any, name: str, dtype: np.dtype[Any], length: int, parts: Iterator[Array]
+) -> None:
     write = _new_array(
         group,
         name,
         shape=(length,),
         chunks=(max(1, min(length, _KEY_CHUNK)),),
         dtype=dtype,
-        dimension_names=["row" if name == KEYS and dtype != "u1" else name],
+        dimension_names=["row" if name == KEYS and dtype.itemsize > 1 else name],
     )
     start = 0
     for part in parts:
