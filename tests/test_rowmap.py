@@ -127,6 +127,15 @@ def test_a_map_takes_memory_for_rows_with_a_number() -> None:
     assert found.nbytes == 4 * rows and found.array is not None
 
 
+def test_entries_that_are_all_taken_have_no_room_whatever_is_said_of_them() -> None:
+    entries = np.zeros(5, ENTRY)
+    entries["row"], entries["number"] = np.arange(5), 1
+    before = entries.copy()
+    with pytest.raises(IndexError, match="position 0"):
+        set_numbers(entries, np.array([7]), np.array([2], np.int32), False, 0)
+    assert np.array_equal(entries, before)
+
+
 def test_all_rows_find_their_numbers_however_they_are_spread() -> None:
     """Neighbours, multiples of powers of two, tables one after another: few share a home."""
     for step in (1, 2, 64, 4096, 1 << 20, 1 << 32, (1 << 40) + 1):

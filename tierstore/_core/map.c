@@ -29,7 +29,8 @@ static int set_hashed(const ts_map *m, uint64_t row, uint32_t number, int raise,
         return 1;
     }
     if (!known) {
-        if (*held + 1 >= m->count) return 0; /* one stays empty: where searches end */
+        /* one stays empty, where searches end; there may be none, whatever `held` says */
+        if (i == (uint64_t)m->count || *held + 1 >= m->count) return 0;
         store64(m->places + ENTRY * i, row);
         ++*held;
     }
