@@ -58,13 +58,9 @@ def floor_of_a_step(weight: torch.Tensor, gradient: torch.Tensor) -> Any:
     def step(ids: torch.Tensor) -> None:
         batch = ids.numpy()
         rows[batch]
-        order = _rowcopy.order(batch)
-        ordered = batch.take(order)
-        first = np.ones(batch.size + 1, np.bool_)
-        np.not_equal(ordered[1:], ordered[:-1], out=first[1:-1])
-        starts = first.nonzero()[0]
-        distinct = ordered.take(starts[:-1])
-        of_rows = map(torch.from_numpy, (order, starts))
+        groups = _rowcopy.Groups(batch)
+        distinct = groups.rows
+        of_rows = map(torch.from_numpy, (groups.order, groups.starts))
         summed = torch.embedding_bag(gradient, *of_rows, False, 0, False, None, True)[0]
         for at in range(0, distinct.size, part):
             here = distinct[at : at + part]

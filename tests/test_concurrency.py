@@ -26,6 +26,7 @@ from tierstore._disk.base import Base
 from tierstore._disk.tier import DiskTier
 from tierstore._door import Call, Door
 from tierstore._rowcopy import Groups
+from tierstore._tiers.base import Held
 from tierstore._tiers.changes import Changes
 from tierstore._tiers.host import HostTier
 from tierstore._tiers.slots import CachedSlots, DirectSlots
@@ -255,7 +256,11 @@ MEANWHILE: dict[str, Callable[[HostTier], object]] = {
         np.array([3]), np.full((1, 16), 77, np.uint8), 0, 16
     ),
     "update": lambda tier: tier.update_held(
-        np.array([3]), 0, 16, lambda records, slots: records.__setitem__(slots, 77)
+        np.array([3]),
+        Held(tier.map.lookup(np.array([3])), True),
+        0,
+        16,
+        lambda records, slots: records.__setitem__(slots, 77),
     ),
     "evict": lambda tier: read(tier, np.arange(20, 28)),
     "drop": lambda tier: tier.discard(np.array([3])),

@@ -19,7 +19,9 @@ def check(ids: np.ndarray) -> None:
     np.testing.assert_array_equal(found.repeats, counts)
 
 
-@every(count=[0, 1, 2, 95, 96, 97, 4095, 4096, 5000, 9999], rows=[1, 7, 300, 1 << 31, 1 << 40])
+@every(
+    count=[0, 1, 2, 95, 96, 97, 4095, 4096, 5000, 9999], rows=[1, 7, 300, 1 << 31, 1 << 40, 1 << 62]
+)
 def test_ids_are_grouped_by_row(count: int, rows: int) -> None:
     check(np.random.default_rng(count + rows).integers(0, rows, count))
 

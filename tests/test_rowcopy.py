@@ -51,42 +51,15 @@ def test_large_batches_are_split_among_threads_without_a_trace(lo, hi):
     assert np.array_equal(source, expected)
 
 
-@every(
-    largest=[0, 7, 2**16 - 1, 2**16, 2**31, 2**33, 2**62],
-    count=[0, 1, 512, 513, 6000],
-    words=[False, True],
-)
-def test_the_order_of_values_is_that_of_a_stable_sort(count, largest, words, monkeypatch):
-    monkeypatch.setattr(_rowcopy, "_sorts_words", lambda: words)
+@every(largest=[0, 7, 2**16 - 1, 2**16, 2**31, 2**33, 2**62], count=[0, 1, 512, 513, 6000])
+def test_distinct_values_ascend(count, largest):
     values = np.random.default_rng([count, largest]).integers(0, largest, count, endpoint=True)
-    expected = np.argsort(values, kind="stable")
-    assert np.array_equal(_rowcopy.order(values), expected)
-    order, ascending = _rowcopy.ordered(values)
-    assert np.array_equal(order, expected) and np.array_equal(ascending, values[expected])
-    assert (order.dtype, ascending.dtype) == (np.intp, values.dtype)
     found = _rowcopy.unique(values)
     assert np.array_equal(found, np.unique(values))
     again = _rowcopy.unique(found)
     assert np.array_equal(again, found) and not np.shares_memory(again, found)
     negative = values - largest // 2
     assert np.array_equal(_rowcopy.unique(negative), np.unique(negative))
-
-
-@pytest.mark.parametrize(("by_words", "by_digits"), [(2, 3), (3, 2)])
-def test_the_faster_way_to_sort_is_found(by_words, by_digits, monkeypatch):
-    now = 0
-
-    def taking(time):
-        def sort(values, bits):
-            nonlocal now
-            now += time
-
-        return sort
-
-    monkeypatch.setattr(_rowcopy.time, "perf_counter_ns", lambda: now)
-    monkeypatch.setattr(_rowcopy, "_by_words", taking(by_words))
-    monkeypatch.setattr(_rowcopy, "_by_digits", taking(by_digits))
-    assert _rowcopy._sorts_words.__wrapped__() is (by_words < by_digits)
 
 
 def test_read_only_records_and_no_rows():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,12 +19,6 @@ _BLOCK = 1 << 20
 """Values compared at a time."""
 _SHORT = 1 << 32
 """Values below which four bytes hold each."""
-_FEW = 512
-"""Values up to which merging sorts in less time than any other way."""
-_WORD = 63
-"""Bits of a word to sort by, without the sign."""
-_TRIED, _TRIALS = 8192, 3
-"""Values sorted to find the faster way, and how often."""
 
 
 def gather(records: Bytes, slots: Index, out: npt.NDArray[Any], lo: int = 0) -> None:
@@ -97,73 +90,6 @@ def ascends(values: Index, *, strictly: bool = False) -> bool:
     return all(bool((each[1:] >= each[:-1]).all()) for each in blocks)
 
 
-def order(values: Index) -> npt.NDArray[np.intp]:
-    """Return the order in which `values` `(n,)`, none negative, ascend; see `ordered`."""
-    return ordered(values)[0]
-
-
-def ordered(
-    values: npt.NDArray[Integer],
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[Integer]]:
-    """Return the order in which `values` `(n,)`, none negative, ascend, and the values in it.
-
-    Equal ones stay in order.
-    """
-    if values.size <= _FEW:
-        found = values.argsort(kind="stable")
-        return found, values.take(found)
-    most, bits = int(np.maximum.reduce(values)), (values.size - 1).bit_length()
-    if most.bit_length() + bits < _WORD and _sorts_words():
-        return _by_words(values, bits)
-    found = _by_digits(values, most)
-    return found, values.take(found)
-
-
-def _by_words(
-    values: npt.NDArray[Integer], bits: int
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[Integer]]:
-    """Return the same of values whose place below `1 << bits` fits behind them in a word."""
-    words = values.astype(np.int64)
-    words <<= bits
-    words |= np.arange(values.size)
-    words.sort()
-    places = words & ((1 << bits) - 1)
-    words >>= bits
-    return places.astype(np.intp, copy=False), words.astype(values.dtype, copy=False)
-
-
-def _by_digits(values: Index, most: int) -> npt.NDArray[np.intp]:
-    """Return the same order; NumPy sorts two bytes at a time by counting them."""
-    order = values.astype(np.uint16).argsort(kind="stable")
-    shift = 16
-    while most >> shift:
-        digits = (values >> shift).astype(np.uint16)
-        order = order.take(digits.take(order).argsort(kind="stable"))
-        shift += 16
-    return order
-
-
-@cache
-def _sorts_words() -> bool:
-    """Whether this machine sorts values of 64 bits faster than their digits; takes 1 ms.
-
-    With AVX2 or Intel's AVX-512 it does, in two thirds of the time; where AVX-512 writes compressed
-    vectors slowly (AMD's Zen 4, NumPy 2.4.6) in four times as much.
-    """
-    values = np.arange(_TRIED) * 0x9E3779B1 % (1 << 20)
-
-    def least(way: Callable[[], object]) -> int:
-        times = []
-        for _ in range(_TRIALS):
-            begin = time.perf_counter_ns()
-            way()
-            times.append(time.perf_counter_ns() - begin)
-        return min(times)
-
-    bits = (_TRIED - 1).bit_length()
-    return least(lambda: _by_words(values, bits)) < least(lambda: _by_digits(values, 1 << 19))
-
-
 def unique(values: npt.NDArray[Integer]) -> npt.NDArray[Integer]:
     """Return the distinct `values` `(n,)` in ascending order, as a new array.
 
@@ -191,22 +117,39 @@ class Groups:
     """
 
     def __init__(self, ids: npt.NDArray[np.int64]) -> None:
-        """Group ids `(n,)`; nothing refers to them afterwards."""
+        """Group ids `(n,)`, none negative; nothing refers to them afterwards."""
         count = ids.size
-        by_row, ascending = ordered(ids)
-        first = np.empty(count + 1, np.bool_)
-        first[0] = first[count] = True
-        np.not_equal(ascending[1:], ascending[:-1], out=first[1:-1])
-        self.order: npt.NDArray[np.intp] = by_row
-        self.starts: npt.NDArray[np.int64] = first.nonzero()[0]
-        self.rows: npt.NDArray[np.int64] = ascending.take(self.starts[:-1])
+        order, starts, rows = (
+            np.empty(count, np.int64),
+            np.empty(count + 1, np.int64),
+            np.empty(count, np.int64),
+        )
+        distinct = _core.group(np.ascontiguousarray(ids), order, starts, rows)
+        self.order: npt.NDArray[np.int64] = order
+        self.starts: npt.NDArray[np.int64] = starts[: distinct + 1]
+        self.rows: npt.NDArray[np.int64] = rows[:distinct]
 
     @cached_property
     def positions(self) -> npt.NDArray[np.intp]:
         """Which of the distinct rows each id `(n,)` is of."""
-        numbers, repeats = np.empty(self.order.size, np.intp), self.starts[1:] - self.starts[:-1]
-        numbers[self.order] = np.arange(self.rows.size).repeat(repeats)
+        numbers = np.empty(self.order.size, np.intp)
+        numbers[self.order] = np.arange(self.rows.size).repeat(self.repeats)
         return numbers
+
+    def sums(
+        self, parts: list[npt.NDArray[Any]], where: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[Any]:
+        """Return the sum of the values of each row, those of ids in their order, `(m, dim)`.
+
+        Args:
+            parts: the values, float32 or float64 `(…, dim)`, one part after another; the numbers of
+                each lie side by side.
+            where: which of them is that of each id, `(n,)`; None means in order.
+        """
+        order = self.order if where is None else where[self.order]
+        sums = np.empty((self.rows.size, parts[0].shape[1]), parts[0].dtype)
+        _core.sum_groups(parts, order, self.starts, sums)
+        return sums
 
     @property
     def repeats(self) -> npt.NDArray[np.int64]:

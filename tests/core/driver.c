@@ -10,6 +10,7 @@
 
 enum { SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS, FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS };
 enum { READ_SLOTS = 8, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER, SET_NUMBERS, BEGIN_STEP, END_STEP };
+enum { GROUP = 16, SUM_GROUPS };
 /* see programs.py */
 
 static void *room(int64_t n) {
@@ -133,13 +134,37 @@ static void use_step(void) {
     free(s.records), free((void *)s.slots), free((void *)s.gradient), free((void *)s.trained), free(s.roots);
 }
 
+static void use_groups(void) {
+    uint8_t head[8];
+    take(head, sizeof head);
+    const int64_t n = head[0] & 63, count = head[1] & 63, groups = head[2] & 63, dim = head[3] & 15;
+    const int64_t real = head[4] & 1 ? 4 : 8, first = count ? head[5] % count : 0, stride = (dim + (head[4] >> 1 & 3)) * real;
+    uint8_t *ids = taken(8 * n), *order = room(8 * n), *starts = room(8 * (n + 1)), *rows = room(8 * n);
+    for (int64_t i = 0; i < n; i++) ids[8 * i + 7] &= head[6] & 128 ? 255 : 127; /* mostly none negative */
+    const int64_t distinct = ts_group(ids, n, order, starts, rows);
+    uint8_t *values = taken(count * stride), *asked = taken(8 * n), *cuts = taken(8 * (groups + 1));
+    for (int64_t i = 0; i < n && count; i++) { /* mostly numbers of values */
+        const int64_t inside = asked[8 * i] % count;
+        if (i != head[6]) memcpy(asked + 8 * i, &inside, 8);
+    }
+    for (int64_t i = 0; i <= groups && head[7] & 1; i++) { /* mostly ascending */
+        const int64_t start = i < groups ? i : n;
+        if (i != head[7] >> 1) memcpy(cuts + 8 * i, &start, 8);
+    }
+    uint8_t *sums = room((groups > n ? groups : n) * dim * real);
+    const ts_values parts[] = {{values, 0, first, stride}, {values, first, 0, stride}, {values + first * stride, first, count - first, stride}};
+    ts_sum_groups(&(ts_sums){parts, count, n, groups, dim, asked, cuts, sums, (int)real});
+    if (distinct >= 0) ts_sum_groups(&(ts_sums){parts, count, n, distinct, dim, order, starts, sums, (int)real});
+    free(ids), free(order), free(starts), free(rows), free(values), free(asked), free(cuts), free(sums);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     left = data;
     size_left = size;
     uint8_t head[7];
     take(head, sizeof head);
-    void (*const uses[])(void) = {use_keys, use_slots, use_step};
-    if (head[6] >> 7) return uses[(head[6] >> 5 & 3) % 3](), 0;
+    void (*const uses[])(void) = {use_keys, use_slots, use_step, use_groups};
+    if (head[6] >> 7) return uses[head[6] >> 5 & 3](), 0;
     const int kind = head[0] & 3, sparse = head[0] >> 2 & 1, apart = head[0] >> 3 & 7;
     const int most = head[2] & 62 ? 15 : 255; /* few calls are large: millions are made */
     const int64_t width = (head[1] | (head[2] & 1) << 8) & (8 * most + 7);
@@ -267,6 +292,32 @@ static void replay_step(const int64_t *head, const int64_t *more, uint8_t **a, c
     expect(!memcmp(a[4], a[8], (size_t)sizes[8]), step, "roots");
 }
 
+static void replay_groups(const int64_t *head, const int64_t *more, uint8_t **a, const int64_t *sizes, int64_t step) {
+    const int64_t n = head[1];
+    if (head[0] == GROUP) {
+        uint8_t *order = room(8 * n), *starts = room(8 * (n + 1)), *rows = room(8 * n);
+        const int64_t distinct = ts_group(a[0], n, order, starts, rows);
+        expect(distinct == head[3], step, "number of rows");
+        expect(distinct < 0 || !memcmp(order, a[1], (size_t)sizes[1]), step, "order");
+        expect(distinct < 0 || !memcmp(starts, a[2], (size_t)sizes[2]), step, "starts");
+        expect(distinct < 0 || !memcmp(rows, a[3], (size_t)sizes[3]), step, "rows");
+        free(order), free(starts), free(rows);
+        return;
+    }
+    const int64_t real = head[6], stride = head[5] * real, parts = sizes[3] / 8 - 1;
+    ts_values *of = room(parts * (int64_t)sizeof *of);
+    int64_t edges[8];
+    memcpy(edges, a[3], (size_t)sizes[3]);
+    for (int64_t k = 0; k < parts; k++) of[k] = (ts_values){a[0] + edges[k] * stride, edges[k], edges[k + 1] - edges[k], stride};
+    uint8_t *sums = room(sizes[4]);
+    const ts_sums s = {of, edges[parts], n, head[3], head[4], a[1], a[2], sums, (int)real};
+    const int64_t result = ts_sum_groups(&s);
+    expect(result == head[7], step, "result");
+    expect(result < 0 || !memcmp(sums, a[4], (size_t)sizes[4]), step, "sums");
+    free(of), free(sums);
+    (void)more;
+}
+
 /* A call of the map of keys or of slots: after the head of 8 numbers come 8 more, the sizes of arrays, these. */
 static void replay_keys(const int64_t *head, int64_t step) {
     int64_t more[8], sizes[16];
@@ -276,7 +327,9 @@ static void replay_keys(const int64_t *head, int64_t step) {
     for (int i = 0; i < head[2]; i++) a[i] = loaded(sizes[i]);
     const int64_t kind = head[0], n = head[1], count = head[2];
     uint8_t *found = room(8 * n);
-    if (kind >= BEGIN_STEP) {
+    if (kind >= GROUP) {
+        replay_groups(head, more, a, sizes, step);
+    } else if (kind >= BEGIN_STEP) {
         replay_step(head, more, a, sizes, step);
     } else if (kind >= READ_SLOTS) {
         replay_slots(head, more, a, sizes, step);

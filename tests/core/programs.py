@@ -19,7 +19,7 @@ from tests.core.steps import ADAM, MOMENTUM, ROWWISE, SGD, Step
 SUM_BYTES, SUM_ROWS, CHECK_ROWS, COPY_ROWS = range(4)
 FIND_KEYS, ENTER_KEYS, PLACE_KEYS, HASH_TEXTS = range(4, 8)
 READ_SLOTS, FIND_SLOTS, OLDEST_SLOTS, GATHER, SCATTER = range(8, 13)
-SET_NUMBERS, BEGIN_STEP, END_STEP = 13, 14, 15
+SET_NUMBERS, BEGIN_STEP, END_STEP, GROUP, SUM_GROUPS = range(13, 18)
 
 _BYTES = np.arange(256, dtype=np.uint32)
 for _ in range(8):
@@ -41,7 +41,9 @@ def row_checksums(rows: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDAr
 
 def step(rng: np.random.Generator) -> bytes:
     """One call: a head, its arguments, and what it must return and write."""
-    kind = int(rng.integers(16))
+    kind = int(rng.integers(18))
+    if kind >= GROUP:
+        return group_step(rng, kind)
     if kind >= BEGIN_STEP:
         return optimizer_step(rng, kind)
     if kind == SET_NUMBERS:
@@ -356,6 +358,44 @@ def optimizer_step(rng: np.random.Generator, kind: int) -> bytes:
     places = np.array([each * real.itemsize for each in [*starts, 0, 0][:3]], "<i8").tobytes()
     given += [places, numbers.astype("<f8").tobytes(), records.tobytes(), roots.tobytes()]
     return call(kind, n, head, given)
+
+
+def group_step(rng: np.random.Generator, kind: int) -> bytes:
+    """Ids by row, of which one may be negative; or sums by group of values in several parts."""
+    n = int(rng.choice([0, 1, 2, 9, 80, 5000], p=[0.1, 0.1, 0.1, 0.3, 0.35, 0.05]))
+    largest = int(rng.choice([1, 9, 300, 70_000, 2**40, 2**63 - 1]))
+    ids = rng.integers(0, largest, n)
+    rows, counts = np.unique(ids, return_counts=True)
+    order = np.argsort(ids, kind="stable")
+    starts = np.cumsum([0, *counts])
+    if kind == GROUP:
+        wrong = int(rng.integers(n)) if n and rng.random() < 0.1 else -1
+        if wrong >= 0:
+            ids[wrong] = rng.choice([-1, -(2**63)])
+        found = [order, starts, rows] if wrong < 0 else []
+        arrays = [each.astype("<i8").tobytes() for each in (ids, *found)]
+        return call(kind, n, [-(wrong + 1) if wrong >= 0 else rows.size], arrays)
+    dim, real = int(rng.choice([1, 3, 16, 33])), np.dtype(rng.choice(["<f4", "<f8"]))
+    count = n + int(rng.integers(0, 3)) if n else int(rng.integers(0, 3))  # some are not asked for
+    apart = int(rng.integers(0, 3))
+    edges = np.sort(rng.integers(0, count + 1, int(rng.integers(0, 4))))
+    values = np.where(rng.random((count, dim)) < 0.1, -0.0, rng.standard_normal((count, dim)))
+    held = np.zeros((count, dim + apart), real)
+    held[:, :dim] = values.astype(real)
+    sums = np.zeros((rows.size, dim), real)
+    for group in range(rows.size):
+        for at in order[starts[group] : starts[group + 1]].tolist():
+            sums[group] += held[at, :dim]
+    result = n
+    if rng.random() < 0.1 and n:
+        at = int(rng.integers(n))
+        order[at], result = rng.choice([-1, count, 2**62]), -(at + 1)
+    elif rng.random() < 0.1 and n:
+        at = int(rng.integers(starts.size))
+        starts[at], result = rng.choice([-1, n + 1]), -(at + 1)
+    arrays = [held.tobytes(), order.astype("<i8").tobytes(), starts.astype("<i8").tobytes()]
+    arrays += [np.array([0, *edges, count], "<i8").tobytes(), sums.tobytes()]
+    return call(kind, n, [rows.size, dim, dim + apart, real.itemsize, result], arrays)
 
 
 def call(kind: int, n: int, numbers: list[int], arrays: list[bytes]) -> bytes:

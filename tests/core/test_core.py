@@ -155,7 +155,7 @@ def test_a_row_takes_the_instructions_it_took(
 
 def test_sizes_that_do_not_match_are_refused() -> None:
     """Whatever is passed, in any combination: a right call, or an error and no access."""
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(5)
 
     def array(dtype: str, n: int) -> Any:
         made: Any = rng.integers(0, 9, max(0, n + int(rng.choice([0, 0, 0, 0, 0, -1, 1]))))
@@ -172,6 +172,20 @@ def test_sizes_that_do_not_match_are_refused() -> None:
         n = max(0, n + int(rng.choice([0, 0, 0, 0, -1, 1])))
         made = np.zeros((n, width + int(rng.choice([0, 0, 0, 1]))), np.uint8)
         return made if rng.random() < 0.9 else [made.T, made.astype("u4"), made[0:0], None][n % 4]
+
+    def sums_of(n: int) -> list[Any]:
+        real, dim = rng.choice(["f4", "f8"]), int(rng.integers(1, 4))
+        parts: list[Any] = [np.ones((each, dim), real) for each in (n // 2, n - n // 2)]
+        if rng.random() < 0.2:
+            odd = [None, np.ones((1, dim), "i2"), np.ones((1, dim + 1), real), np.ones(3, real)]
+            parts.append(odd[int(rng.integers(4))])
+        if rng.random() < 0.1:
+            parts[0] = parts[0][:, ::-1]
+        given = [parts, np.arange(n), np.arange(n + 1), np.empty((n, dim), real)]
+        if rng.random() < 0.3:
+            at = int(rng.integers(4))
+            given[at] = [tuple(parts), array("i8", n), array("i8", n + 1), array("f4", 3)][at]
+        return given
 
     accepted, refused = set[str](), set[str]()
     for number in range(2500):
@@ -239,6 +253,8 @@ def test_sizes_that_do_not_match_are_refused() -> None:
             (_core.find_slots, [place, slots, array("i8", n), array("i8", n)]),
             (_core.set_numbers, [place, array("i8", n), given_numbers, bool(n % 2), held]),
             (_core.oldest_slots, [array("u4", slots), int(rng.choice([1, 9, 0])), array("i4", n)]),
+            (_core.group, [array("i8", n), array("i8", n), array("i8", n + 1), array("i8", n)]),
+            (_core.sum_groups, sums_of(n)),
             (
                 _core.read_slots,
                 [
@@ -339,6 +355,8 @@ def test_a_million_calls_of_each_function_keep_no_memory() -> None:
         (_core.gather, [records, rows, 0, out]),
         (_core.scatter, [records, rows, 0, out]),
         (_core.oldest_slots, [np.ones(3, np.uint32), 2, slots.copy()]),
+        (_core.group, [rows, found, np.empty(4, np.int64), found.copy()]),
+        (_core.sum_groups, [[real], rows, np.arange(4), real.copy()]),
         (_core.begin_step, [2, 0, (0.5,) * 8, records, rows, (0, 4, 8), real, None, real.copy()]),
         (_core.end_step, [2, 0, (0.5,) * 8, records, rows, (0, 4, 8), real, None, real.copy()]),
     ]

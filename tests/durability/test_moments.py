@@ -225,7 +225,7 @@ def test_clocks_may_jump(path: Path) -> None:
 @pytest.mark.slow
 @fault(32)
 def test_nothing_that_is_stored_asks_for_the_time() -> None:
-    """The clocks below the store are for timeouts, for the log, and for choosing a way to sort."""
+    """The clocks below the store are for timeouts, and for the log."""
     root = Path(tierstore.__file__).parent
     asked = set()
     for file in [*root.glob("*.py"), *root.glob("_store/*.py"), *root.glob("_disk/*.py")]:
@@ -236,5 +236,4 @@ def test_nothing_that_is_stored_asks_for_the_time() -> None:
                     asked.add(file.name)
     patient = {"locking.py", "readahead.py", "_threads.py", "following.py"}
     logging = {"commit.py", "write_queue.py"}
-    trying = {"_rowcopy.py"}  # which of two ways to sort is the faster here, in memory
-    assert asked <= patient | logging | trying | {"reporting.py"}
+    assert asked <= patient | logging | {"reporting.py"}

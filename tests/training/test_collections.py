@@ -20,7 +20,6 @@ import tierstore
 from tests import inside
 from tests.pairs import pairs
 from tests.training.conftest import PLACES, Place, rows_of
-from tierstore import _parts
 from tierstore._table.recycled import Recycled
 from tierstore.errors import (
     InvalidInputError,
@@ -983,7 +982,6 @@ def copies(monkeypatch: Any) -> list[int]:
         return copied(given, memory)
 
     monkeypatch.setattr(parts, "_MUCH", {})
-    monkeypatch.setattr(parts, "_BYTES_PER_THREAD", 64)
     monkeypatch.setattr(parts, "_copied", noted)
     return made
 
@@ -991,39 +989,28 @@ def copies(monkeypatch: Any) -> list[int]:
 @pytest.mark.variants(1, 2)
 @pytest.mark.parametrize("cores", [1, 3])
 def test_gradients_that_lie_apart_are_summed_where_they_are(
-    place: Place, copies: list[int], cores: int, monkeypatch: Any
+    place: Place, copies: list[int], cores: int
 ) -> None:
     """In any order of the features, where some have no ids, by any number of threads."""
-    monkeypatch.setattr(_parts, "most_threads", lambda: cores)
-    inside.forget_threads()
     twins = Twins(place, [30, 2, 12, 25, 4])
     optimizers = twins.optimizers(RowWiseAdagrad, lr=0.1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with in_order():
-            for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2], [4, 3, 2, 1, 0]):
-                lengths = dict(zip(twins.rows, [9, 0, 40, 1, order[0] + 2], strict=True))
-                names = [f"t{number}" for number in order]
-                ids = {name: place.ids(lengths[name], rows=twins.rows[name]) for name in names}
-                twins.step(optimizers, ids)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-        inside.forget_threads()
+    with in_order(), inside.core_threads(cores):
+        for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2], [4, 3, 2, 1, 0]):
+            lengths = dict(zip(twins.rows, [9, 0, 40, 1, order[0] + 2], strict=True))
+            names = [f"t{number}" for number in order]
+            ids = {name: place.ids(lengths[name], rows=twins.rows[name]) for name in names}
+            twins.step(optimizers, ids)
     twins.check()
     assert copies == ([] if place.device == "cpu" else [5, 5, 5])
 
 
-@pytest.mark.parametrize("way", ["a table twice", "no programs", "run again"])
+@pytest.mark.parametrize("way", ["a table twice", "run again"])
 def test_others_that_lie_apart_are_copied(
     place: Place, copies: list[int], way: str, monkeypatch: Any
 ) -> None:
     """Those of features that share a table, and of a batch that is no more."""
     specs = {name: tierstore.TableSpec(9, 6, init=tierstore.normal(seed=2)) for name in "tu"}
     tables = {"a": "t", "b": "t" if way == "a table twice" else "u"}
-    if way == "no programs":
-        monkeypatch.setattr(parts, "_compiled", lambda: None)
     found = []
     ids, factors = {name: place.ids(20, rows=9) for name in "ab"}, torch.randn(2, 20, 6)
     for much in ({}, {"cpu": 1 << 20, "cuda": 1 << 20}):

@@ -11,10 +11,9 @@ from tests import inside
 from tests.every import every
 from tests.gpu.conftest import cuda_device
 from tests.gpu.emulator import EmulatedDevice
-from tierstore import _parts
 from tierstore._memory_table import MemoryTable
 from tierstore._rowcopy import Groups
-from tierstore.nn import autograd, parts
+from tierstore.nn import autograd
 from tierstore.nn.autograd import sum_by_row, summed
 
 
@@ -62,33 +61,19 @@ def test_a_gpu_adds_halves_in_float32(
 
 @pytest.mark.parametrize("popular", [0, 700])
 @pytest.mark.parametrize("count", [1, 5, 900])
-def test_threads_sum_by_row_as_one_does_to_the_bit(
-    popular: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In pieces of as many ids each, of which one row may have most; torch is set as before."""
+def test_threads_sum_by_row_as_one_does_to_the_bit(popular: int, count: int) -> None:
+    """In pieces of as many ids each, of which one row may have most, of gradients in parts."""
     rng = np.random.default_rng(count)
     ids = np.concatenate([rng.integers(0, 200, count), np.full(popular, 7)])
     groups = Groups(rng.permutation(ids))
     values = torch.randn(2 * ids.size, 6, generator=torch.Generator().manual_seed(3))[::2]
-    order, starts = map(torch.from_numpy, (groups.order, groups.starts))
-    alone = parts.summed_by_row(values, order, starts)
     where = torch.from_numpy(groups.positions)
-    assert torch.equal(alone, sum_by_row(values, where, len(groups.rows)))
-    used, in_parts = list[int](), parts.in_parts
-    monkeypatch.setattr(parts, "_BYTES_PER_THREAD", 64)
-    monkeypatch.setattr(parts, "most_threads", lambda: 3)
-    monkeypatch.setattr(_parts, "most_threads", lambda: 3)
-    monkeypatch.setattr(
-        parts, "in_parts", lambda *given, **more: (used.append(1), in_parts(*given, **more))
-    )
-    inside.forget_threads()
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        found = parts.summed_by_row(values, order, starts)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-        inside.forget_threads()
-    assert torch.equal(found, alone)
-    assert len(used) == (values.nbytes >= 128)
+    expected = sum_by_row(values, where, len(groups.rows))
+    several = values.split([ids.size // 3, 0, ids.size - ids.size // 3])
+    for threads in (1, 3):
+        with inside.core_threads(threads):
+            for given in ([values], [values.double()], several):
+                found = torch.from_numpy(groups.sums([each.numpy() for each in given]))
+                wanted = sum_by_row(torch.cat(list(given)), where, len(groups.rows))
+                assert torch.equal(found, wanted) and found.dtype == given[0].dtype
+                assert given[0].dtype != torch.float32 or torch.equal(found, expected)

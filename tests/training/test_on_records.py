@@ -15,7 +15,7 @@ import tierstore
 from tests import inside
 from tests.pairs import pairs
 from tierstore import _core
-from tierstore._tiers.host import HostTier
+from tierstore._table.host import HostLease
 from tierstore.nn import TieredEmbedding
 from tierstore.optim import RowWiseAdagrad, TieredOptimizer, on_host
 
@@ -28,16 +28,16 @@ def trained(path: Path, kind: Any, spec: Any, ids: Any, padding: int | None, **o
     """Return every field after steps, and how many of them were taken in place."""
     slots, draw = options.pop("slots", ROWS), options.pop("draw", torch.randn)
     budget = tierstore.Budget(host_rows=slots)
-    taken, update_held = [], HostTier.update_held
+    taken, update = [], HostLease.update
     rng = torch.Generator().manual_seed(1)
     with tierstore.create(path, {"t": spec}, budget=budget, device="cpu") as store:
         emb = TieredEmbedding(store["t"], padding_idx=padding)
         opt = TieredOptimizer(kind, [emb], lr=0.05, **options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                HostTier,
-                "update_held",
-                lambda *given: taken.append(update_held(*given)) or taken[-1],
+                HostLease,
+                "update",
+                lambda *given: taken.append(update(*given)) or taken[-1],
             )
             for batch in ids:
                 opt.zero_grad()

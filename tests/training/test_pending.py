@@ -161,11 +161,11 @@ def test_a_step_that_failed_is_not_taken_twice_after_a_rollback(
         layer(torch.arange(3)).sum().backward()
     updated, calls = HostTier.update_held, []
 
-    def fail_later(*given: Any) -> bool:
+    def fail_later(*given: Any) -> None:
         calls.append(given)
         if len(calls) > 1:
             raise tierstore.errors.StoreFullError("no space left")
-        return updated(*given)
+        updated(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr(HostTier, "update_held", fail_later)

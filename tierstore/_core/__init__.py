@@ -37,6 +37,7 @@ from tierstore._core.compiled import (  # noqa: E402  # once it is known to be t
     find_keys,
     find_slots,
     gather,
+    group,
     hash_texts,
     in_memory,
     oldest_slots,
@@ -46,6 +47,7 @@ from tierstore._core.compiled import (  # noqa: E402  # once it is known to be t
     scatter,
     set_numbers,
     set_threads,
+    sum_groups,
     sum_rows,
     take_texts,
 )
@@ -63,6 +65,7 @@ __all__ = [
     "find_keys",
     "find_slots",
     "gather",
+    "group",
     "hash_texts",
     "in_memory",
     "oldest_slots",
@@ -72,6 +75,7 @@ __all__ = [
     "scatter",
     "set_numbers",
     "set_threads",
+    "sum_groups",
     "sum_rows",
     "take_texts",
 ]

@@ -59,6 +59,7 @@ char *PyBytes_AsString(PyObject *);
 PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t);
 int PyErr_CheckSignals(void);
 PyObject *PyErr_Format(PyObject *, const char *, ...);
+PyObject *PyErr_NoMemory(void);
 PyObject *PyErr_Occurred(void);
 void PyEval_RestoreThread(PyThreadState *);
 PyThreadState *PyEval_SaveThread(void);

@@ -1,6 +1,8 @@
 /* The core as a module of Python's stable ABI. Arrays come as buffers, and their sizes are checked
    against each other here: whatever a caller passes, the core stays inside of them. compiled.pyi
    says what the functions do. */
+#include <stdlib.h>
+
 #include "abi.h"
 #include "core.h"
 #include "map.h"
@@ -16,6 +18,7 @@ enum {
     WRITE = PyBUF_WRITABLE,
     MANY_BYTES = 64 << 10,  /* to let other threads run costs as much as work on some 10 KiB */
     MOST_BYTES = 64 << 20,  /* some ten milliseconds */
+    SORTED_BYTES = 32,      /* that move while an id is sorted */
     KEY_BYTES = 128         /* memory that a key reads: as long as that takes, others wait */
 };
 static const int64_t MOST_KEYS = (1LL << 32) - 2; /* a place holds a row + 1 */
@@ -623,6 +626,81 @@ static PyObject *end_step(PyObject *self, PyObject *const *given, Py_ssize_t cou
     return takes("end_step", count, 9) ? steps(given, ts_end_step) : NULL;
 }
 
+static PyObject *group(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("group", count, 4)) return NULL;
+    enum { IDS, ORDER, STARTS, ROWS, ALL };
+    array a[ALL] = {0};
+    PyObject *result = NULL;
+    if (items(&a[IDS], given[0], "ids", 8, -1, READ) && items(&a[ORDER], given[1], "order", 8, a[IDS].n, WRITE) &&
+        items(&a[STARTS], given[2], "starts", 8, a[IDS].n + 1, WRITE) &&
+        items(&a[ROWS], given[3], "rows", 8, a[IDS].n, WRITE)) {
+        PyThreadState *state = let_others_run(a[IDS].n, SORTED_BYTES);
+        const int64_t found = ts_group(a[IDS].data, a[IDS].n, a[ORDER].data, a[STARTS].data, a[ROWS].data);
+        go_on(state);
+        result = answer(found);
+    }
+    drop(a, ALL);
+    return result;
+}
+
+/* Hold rows of numbers, (n, dim) of `real` bytes, those of one side by side. */
+static int values(array *a, PyObject *object, int64_t dim, int64_t real) {
+    if (PyObject_GetBuffer(object, &a->view, PyBUF_STRIDES)) return 0;
+    const Py_buffer *v = &a->view;
+    if (v->ndim != 2 || v->itemsize != real || v->shape[1] != dim)
+        return refuse("parts", "not (n, dim) of the sums' numbers");
+    if ((dim > 1 && v->strides[1] != real) || v->strides[0] % real || (uintptr_t)v->buf % real)
+        return refuse("parts", "numbers of a row are apart");
+    a->data = v->buf, a->n = v->shape[0], a->stride = v->strides[0];
+    return 1;
+}
+
+static PyObject *sum_groups(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    (void)self;
+    if (!takes("sum_groups", count, 4)) return NULL;
+    enum { ORDER, STARTS, SUMS, ALL };
+    const Py_ssize_t parts = PyList_Size(given[0]);
+    if (parts < 0) return PyErr_Format(PyExc_TypeError, "parts: not a list");
+    array a[ALL] = {0}, *of = calloc((size_t)parts + 1, sizeof *of);
+    ts_values *each = calloc((size_t)parts + 1, sizeof *each);
+    PyObject *result = NULL;
+    Py_ssize_t held = 0;
+    if (!of || !each)
+        PyErr_NoMemory();
+    else if (items(&a[ORDER], given[1], "order", 8, -1, READ) &&
+             items(&a[STARTS], given[2], "starts", 8, -1, READ) &&
+             items(&a[SUMS], given[3], "sums", 1, -1, WRITE)) {
+        const int64_t real = a[SUMS].view.itemsize, groups = a[STARTS].n - 1;
+        const int64_t dim = groups > 0 ? a[SUMS].n / real / groups : 0;
+        ts_sums s = {each, 0, a[ORDER].n, groups, dim, a[ORDER].data, a[STARTS].data, a[SUMS].data, (int)real};
+        if ((real != 4 && real != 8) || groups < 0 || dim * groups * real != a[SUMS].n)
+            refuse("sums", "not numbers for each group");
+        else if ((uintptr_t)a[SUMS].data % real)
+            refuse("sums", "not aligned");
+        else {
+            int fits = 1;
+            while (held < parts && fits) {
+                PyObject *part = PyList_GetItem(given[0], held); /* which a buffer may have cut short */
+                fits = part && values(&of[held], part, dim, real);
+                each[held] = (ts_values){of[held].data, s.count, of[held].n, of[held].stride};
+                s.count += of[held++].n;
+            }
+            if (fits) {
+                PyThreadState *state = let_others_run(s.n, real * dim);
+                const int64_t found = ts_sum_groups(&s);
+                go_on(state);
+                result = answer(found);
+            }
+        }
+    }
+    if (of) drop(of, (int)held);
+    drop(a, ALL);
+    free(of);
+    free(each);
+    return result;
+}
+
 static PyObject *in_memory(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     (void)self;
     if (!takes("in_memory", count, 2)) return NULL;
@@ -663,6 +741,7 @@ static PyMethodDef methods[] = {
      "find_keys(places, bits, probes, codes, asked, found, blob, offsets, asked_blob, asked_offsets)"},
     {"find_slots", find_slots, METH_FASTCALL, "find_slots(places, slots, rows, found)"},
     {"gather", gather, METH_FASTCALL, "gather(records, slots, lo, out)"},
+    {"group", group, METH_FASTCALL, "group(ids, order, starts, rows)"},
     {"hash_texts", hash_texts, METH_FASTCALL, "hash_texts(blob, offsets, longest, hashes)"},
     {"in_memory", in_memory, METH_FASTCALL, "in_memory(records, rows)"},
     {"oldest_slots", oldest_slots, METH_FASTCALL, "oldest_slots(stamps, batch, oldest)"},
@@ -674,6 +753,7 @@ static PyMethodDef methods[] = {
     {"scatter", scatter, METH_FASTCALL, "scatter(records, slots, lo, values)"},
     {"set_numbers", set_numbers, METH_FASTCALL, "set_numbers(places, rows, numbers, raise, held)"},
     {"set_threads", set_threads, METH_FASTCALL, "set_threads(threads, part_bytes)"},
+    {"sum_groups", sum_groups, METH_FASTCALL, "sum_groups(parts, order, starts, sums)"},
     {"sum_rows", sum_rows, METH_FASTCALL, "sum_rows(rows, records, sums)"},
     {"take_texts", take_texts, METH_FASTCALL, "take_texts(blob, offsets, at, taken)"},
     {NULL, NULL, 0, NULL},

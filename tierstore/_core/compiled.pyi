@@ -246,6 +246,36 @@ def scatter(
 ) -> int:
     """Copy `values` over bytes from `lo` on of the records in `slots`, as `gather` does back."""
 
+def group(
+    ids: npt.NDArray[np.int64],
+    order: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    /,
+) -> int:
+    """Group `ids` `(n,)`, from 0 on, by row.
+
+    Writes the positions of the ids, row by row, ascending within a row, to `order` `(n,)`; where
+    those of each row begin, and n, to `starts` `(n + 1,)`; the distinct rows, ascending, to `rows`
+    `(n,)`. What follows after them in `starts` and `rows` is undefined. Returns how many rows are
+    distinct. Raises IndexError for a negative id.
+    """
+
+def sum_groups(
+    parts: list[npt.NDArray[Any]],
+    order: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    sums: npt.NDArray[Any],
+    /,
+) -> int:
+    """Write the sum of each group of values to `sums` `(groups, dim)`; return n.
+
+    The values are the rows of all `parts`, `(values, dim)` each, one part after another, whose
+    numbers lie side by side: float32 or float64, as `sums`. Those with the numbers
+    `order[starts[g]:starts[g + 1]]` are added up in that order, from zero. Raises IndexError where
+    an item of `order` `(n,)` is none, or `starts` `(groups + 1,)` does not ascend from 0 to n.
+    """
+
 def oldest_slots(
     stamps: npt.NDArray[np.uint32], batch: int, oldest: npt.NDArray[np.int32], /
 ) -> int:

@@ -139,6 +139,32 @@ int64_t ts_scatter(const ts_copies *c);
    order of slots, to `oldest`, n int32; of equal ones the first slots. Returns how many. */
 int64_t ts_oldest_slots(const uint8_t *stamps, int64_t slots, uint32_t batch, int64_t n, uint8_t *oldest);
 
+/* Group n ids, int64 from 0 on, by row: write their positions, those of one row after those of another,
+   to `order`, n int64; where each row's begin, and n, to `starts`, up to n + 1 int64; and the distinct
+   rows, ascending, to `rows`, up to n int64, all of which it uses. Returns how many are distinct, or
+   -(i + 1) for the first id that is negative: then what was written means nothing. */
+int64_t ts_group(const uint8_t *ids, int64_t n, uint8_t *order, uint8_t *starts, uint8_t *rows);
+
+/* Values of number `first` and those after it, `n` of them: `dim` numbers each, `stride` bytes apart. */
+typedef struct {
+    const uint8_t *values;
+    int64_t first, n, stride;
+} ts_values;
+
+/* Sums of n values by group: those of the numbers order[starts[g]:starts[g + 1]] go to sums[g]. What is
+   added is float or double, of `real` bytes, and aligned. */
+typedef struct {
+    const ts_values *parts; /* `count` values, one part after another; at least one */
+    int64_t count, n, groups, dim;
+    const uint8_t *order, *starts; /* n, and groups + 1 int64 */
+    uint8_t *sums;          /* groups x dim */
+    int real;
+} ts_sums;
+
+/* Add from zero, in that order. Returns n, or -(i + 1) for the first item of `order` that is the number
+   of no value, or else of `starts` that is not more than the one before it, from 0 to n. */
+int64_t ts_sum_groups(const ts_sums *s);
+
 /* Whether the pages of a sample of n rows of mapped memory, of `count` records of `width` bytes, are all
    in memory: 1 or 0; or -(i + 1) for the first row that is none. */
 int64_t ts_in_memory(const uint8_t *records, int64_t count, int64_t width, const uint8_t *rows, int64_t n);

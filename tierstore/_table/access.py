@@ -114,7 +114,7 @@ class Lease(ABC):
     def update(self, lo: int, hi: int, change: Change) -> bool:
         """Change bytes `lo:hi` of the distinct rows in place on the host, part by part.
 
-        Returns False and changes nothing if rows are in a lower tier; see `HostTier.update_held`.
+        Returns False and changes nothing if rows are in a lower tier.
         """
         return False
 

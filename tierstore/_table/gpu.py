@@ -680,10 +680,10 @@ class DeviceAccess(Access):
                 gpu.check()
             return
 
-        def look(distinct: Rows) -> Callable[[], None] | None:
+        def look(wanted: Rows) -> Callable[[], None] | None:
             if epoch.ended:
                 return None
-            advice = gpu.host.stage(distinct)
+            advice = gpu.host.stage(wanted)
 
             def advise() -> None:
                 if advice is not None:
@@ -692,13 +692,13 @@ class DeviceAccess(Access):
 
             return advise
 
-        def fetch(distinct: Rows) -> None:
+        def fetch(wanted: Rows) -> None:
             with Errand(self.door):
                 if epoch.ended or gpu.replays.ready:
                     return
                 before = self.device.enter()
                 try:
-                    gpu.host.fetch(distinct, window)
+                    gpu.host.fetch(wanted, window)
                 finally:
                     self.device.leave(before)
             with self.using():

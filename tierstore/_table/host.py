@@ -44,6 +44,7 @@ class HostAccess(Access):
         self.nearest = space.nearest
         self._results = Recycled()
         self._still = _NOTHING if space.host is None else space.host.still
+        self.pins = space.host is not None and not space.host.direct
         self._host = space.host if isinstance(extent, Extent) else None
         self._within = self.start, self.rows
         if self._host is not None:
@@ -160,13 +161,13 @@ class HostAccess(Access):
         nearest, epoch = self.nearest, self.extent.epoch
         rows = self.ids(ids).rows + self.start  # a copy: the ids are the caller's
 
-        def look(distinct: Rows) -> Callable[[], None] | None:
-            return None if epoch.ended else nearest.stage(distinct)
+        def look(wanted: Rows) -> Callable[[], None] | None:
+            return None if epoch.ended else nearest.stage(wanted)
 
-        def fetch(distinct: Rows) -> None:
+        def fetch(wanted: Rows) -> None:
             with Call(self.door):
                 if not epoch.ended:
-                    nearest.fetch(distinct, window)
+                    nearest.fetch(wanted, window)
 
         prefetcher.submit(rows, look, fetch)
 
@@ -193,7 +194,7 @@ class HostLease(Lease):
             if self._epoch.ended:
                 self._epoch.check_open()
             self.names: int = self._epoch.names
-            self._pinned = self._nearest.lease(self.groups, rows, out, lo)
+            self._held = self._nearest.lease(self.groups, rows, out, lo)
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -241,7 +242,9 @@ class HostLease(Lease):
         with Call(self._door, write=True):
             if self._released or self._epoch.ended:
                 self._refuse()
-            return self._nearest.update_held(self.groups.rows, lo, hi, change)
+            if self._held.whole:
+                self._nearest.update_held(self.groups.rows, self._held, lo, hi, change)
+            return self._held.whole
 
     @property
     def _distinct(self) -> Ids:
@@ -261,10 +264,10 @@ class HostLease(Lease):
     def release(self) -> None:
         if self._released or self._epoch.ended:
             return
-        if self._pinned.size:
+        if self._access.pins:
             with contextlib.suppress(ClosedError), Call(self._door):  # a closed store has no pins
                 if not self.ended:
-                    self._nearest.give_back(self._pinned)
+                    self._nearest.give_back(self._held)
         self._released = True
 
     def _refuse(self) -> None:

@@ -70,6 +70,18 @@ class Collecting(Protocol):
         """
 
 
+class Held(NamedTuple):
+    """Where the rows of a lease are, until it ends.
+
+    Attributes:
+        slots: those of the distinct rows that are in the tier, in their order.
+        whole: whether these are all rows of the lease.
+    """
+
+    slots: npt.NDArray[np.integer[Any]]
+    whole: bool
+
+
 class Renewed(NamedTuple):
     """The new records of rows that have changed in the tier below.
 

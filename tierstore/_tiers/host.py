@@ -28,7 +28,16 @@ import numpy.typing as npt
 from tierstore import _rowcopy
 from tierstore._threads import Condition
 from tierstore._tiers import memory
-from tierstore._tiers.base import Bytes, Collecting, Delivering, DeviceView, Renewed, Rows, Tier
+from tierstore._tiers.base import (
+    Bytes,
+    Collecting,
+    Delivering,
+    DeviceView,
+    Held,
+    Renewed,
+    Rows,
+    Tier,
+)
 from tierstore._tiers.changes import Changes
 from tierstore._tiers.memory import ALIGNMENT, Arrays
 from tierstore._tiers.sampling import Sampling
@@ -72,12 +81,13 @@ _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that are read again, in two or three milliseconds."""
+_LOOKED_UP = 8192
+"""Rows to come of which it is asked first whether any page of those that are missing is cold."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
 Change = Callable[[Bytes, Slots], object]
 _NONE = np.empty(0, np.intp)
 _NO_ROWS = np.empty(0, np.int64)
-_NO_SLOTS = np.empty(0, np.int32)
 
 
 def nothing_to_await() -> None:
@@ -387,31 +397,30 @@ class HostTier:
 
     def lease(
         self, batch: _rowcopy.Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
-    ) -> Slots:
-        """Promote the rows of a batch and pin them; return the slots to give back, if any.
+    ) -> Held:
+        """Promote the rows of a batch and pin them; return where they are, to be given back.
 
         If they fit beside open leases they are admitted regardless of their scores, because a step
         reads and writes them field by field; otherwise by scores, so that the best stay. With `out`
         `(n, width)`, also read each of the `ids` `(n,)` as `read_held` does.
         """
         rows = batch.rows
-        pinned: Slots = _NO_SLOTS
         with self._lock:
             cached = self.map if isinstance(self.map, CachedSlots) else None
             fits = cached is None or cached.fits(rows.size)
             slots, missing = self._locate(rows, force=fits, batch=batch)
+            held = Held(slots.compress(slots >= 0) if missing else slots, not missing)
             if cached is not None:
-                pinned = slots.compress(slots >= 0) if missing else slots
-                cached.pins.lease(pinned)
-            if out is None or ids is None:
-                return pinned
+                cached.pins.lease(held.slots)
+            if out is None:
+                return held
             try:
-                self._copy_held(batch, slots, missing, out, lo, ids if slots is rows else None)
+                self._copy_held(batch, slots, missing, out, lo, ids)
             except BaseException:
-                self.give_back(pinned)
+                self.give_back(held)
                 raise
             self._add(rows, ascend=True, bytes_out=out.shape[1])
-        return pinned
+        return held
 
     def read_held(self, batch: _rowcopy.Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
         """Copy bytes `lo …` of leased rows into `out`; the lease has counted and admitted them.
@@ -436,28 +445,23 @@ class HostTier:
             self._write_below(rows, records, lo)
             self._add(rows, ascend=True, written=1, bytes_in=records.shape[1])
 
-    def update_held(self, rows: Rows, lo: int, hi: int, change: Change) -> bool:
-        """Change bytes `lo:hi` of leased rows, distinct, if all of them are here.
+    def update_held(self, rows: Rows, held: Held, lo: int, hi: int, change: Change) -> None:
+        """Change bytes `lo:hi` of leased rows, distinct, which are all here.
 
         `change` is called with all records of the tier and the slots of the rows. No other call
-        sees a part of the change, or changes the rows meanwhile. Returns False and changes nothing
-        if some of the rows are not here.
+        sees a part of the change, or changes the rows meanwhile.
         """
         with self._lock:
-            slots, missing = self.map.find(rows)
-            if missing:
-                return False
             self._changes.number += 1
-            self.map.dirty[slots] = 1
-            change(self.records, slots)
+            self.map.dirty[held.slots] = 1
+            change(self.records, held.slots)
             self._add(rows, ascend=True, written=1, bytes_in=hi - lo, bytes_out=hi - lo)
-            return True
 
-    def give_back(self, slots: Slots) -> None:
-        """End a lease, given the slots that `lease` returned."""
+    def give_back(self, held: Held) -> None:
+        """End a lease, given what `lease` returned."""
         if isinstance(self.map, CachedSlots):
             with self._lock:
-                self.map.pins.give_back(slots)
+                self.map.pins.give_back(held.slots)
 
     def unpin(self) -> None:
         """End every lease; none of them is given back afterwards."""
@@ -498,11 +502,11 @@ class HostTier:
         missing: int,
         out: Bytes,
         lo: int,
-        slot_of_each: Slots | None = None,
+        ids: Rows | None = None,
     ) -> None:
         """Copy byte ranges of leased rows for each id; `slots` are those of the distinct rows.
 
-        `missing` of them have no slot.
+        `missing` of them have no slot. The `ids` are those of the batch, where they are known.
 
         For a large batch that repeats its rows, gather the distinct rows first: copying them to
         each id from there takes less time.
@@ -516,8 +520,10 @@ class HostTier:
             block = np.empty((slots.size, width), np.uint8)
             _rowcopy.gather(self.records, slots, block, lo)
         else:
-            each = slots.take(batch.positions) if slot_of_each is None else slot_of_each
-            _rowcopy.gather(self.records, each, out, lo)
+            if ids is None:
+                _rowcopy.gather(self.records, slots.take(batch.positions), out, lo)
+            else:
+                self.map.read(self.records, ids, (0, self.rows), lo, out, False)
             return
         _rowcopy.gather(block, batch.positions, out)
 
@@ -580,7 +586,6 @@ class HostTier:
         self,
         rows: Rows,
         *,
-        ahead: bool = False,
         force: bool = False,
         batch: _rowcopy.Groups | None = None,
     ) -> tuple[Slots, int]:
@@ -588,23 +593,22 @@ class HostTier:
 
         Rows that are missing are admitted.
 
-        `ahead`: this is not the use of the rows yet. `force`: admit the rows regardless of their
-        scores. `batch`: the batch whose distinct rows these are.
+        `force`: admit the rows regardless of their scores. `batch`: the batch whose distinct rows
+        these are.
         """
         slots, missing = self._find(rows)
         if batch is not None:
             self._count_distinct(batch, slots, missing)
-        elif not ahead:
+        else:
             self._count(rows, slots, missing.size)
-        if not (missing.size or ahead):
+        if not missing.size:
             if self._direct is None:
                 self.map.serve(rows, slots)
             return slots, 0
-        if not ahead:
-            self.map.use(rows)
+        self.map.use(rows)
         self.map.touch(slots.compress(slots >= 0))
         left = missing.size
-        if left and not self.map.full:
+        if not self.map.full:
             if batch is not None and missing.size > self.slots:
                 missing = missing[np.argsort(-batch.repeats[missing], kind="stable")]
             absent = rows.take(missing)
@@ -613,10 +617,10 @@ class HostTier:
         self.map.next_batch()
         return slots, left
 
-    def _promote(self, rows: Rows, *, force: bool = False) -> None:
-        """Load the best of `rows`, absent and at rest, into the available slots.
+    def _promote(self, rows: Rows, *, force: bool = False) -> Slots:
+        """Load the best of `rows`, absent and at rest, into the available slots; return these.
 
-        They are distinct, and ascend unless they outnumber the slots.
+        The rows are distinct, and ascend unless they outnumber the slots.
         """
         order = self.map.order(rows)
         ascend = order is None and rows.size <= self.slots
@@ -624,7 +628,7 @@ class HostTier:
             rows = rows[order]
         room = self._make_room(rows, force=force)
         if not room.slots.size:
-            return
+            return room.slots
         rows = rows[: room.slots.size]
         if not ascend:
             rows = np.sort(rows)
@@ -638,6 +642,7 @@ class HostTier:
         finally:
             self._bind(room, come, sent=sent)
         self._add(rows, ascend=True, bytes_promoted=self.record_bytes)
+        return room.slots
 
     def _bring(self, rows: Rows, slots: Slots) -> None:
         """Copy the records of ascending `rows` from the tier below into `slots`."""
@@ -789,24 +794,40 @@ class HostTier:
     # -- rows that are not used yet
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:
-        """Return a call that brings missing rows nearer to the tier below, or None."""
+        """Return a call that brings missing ones of `rows` nearer to the tier below, or None.
+
+        They may repeat. None also where a sample of them needs none.
+        """
+        sample = rows[:: max(1, rows.size // _LOOKED_UP)]
+        advice = self._staged(sample)
+        return self._staged(rows) if advice is not None and sample.size < rows.size else advice
+
+    def _staged(self, rows: Rows) -> Callable[[], None] | None:
         with self._lock:
             rows = rows[self.map.lookup(rows) < 0]
         return self.below.stage(_rowcopy.unique(rows))
 
     def fetch(self, rows: Rows, window: int) -> None:
-        """Promote rows and keep them until they are used or `window` newer batches were fetched.
+        """Promote rows, and keep them until they are used or `window` newer batches were fetched.
 
-        At most half the slots are kept this way; other rows are read when they are used.
+        The rows may repeat: most of them are here, and only those that are not are sorted. At most
+        half the slots are kept this way; other rows are read when they are used.
         """
         with self._lock:
-            if isinstance(self.map, CachedSlots):
-                self.map.announce(rows)
-                rows = _rowcopy.unique(rows)[: max(0, self.slots // 2 - self.map.pins.ahead)]
-                slots, _ = self._locate(rows, ahead=True, force=True)
-                self.map.pins.fetched(slots[slots >= 0], window)
-            else:
-                self._locate(rows, ahead=True)
+            cached = self.map if isinstance(self.map, CachedSlots) else None
+            if cached is not None:
+                cached.announce(rows)
+            slots, missing = self._find(rows)
+            absent = _rowcopy.unique(rows.take(missing))
+            if cached is None:
+                self._promote(absent)
+                return
+            room = max(0, self.slots // 2 - cached.pins.ahead)
+            here = cached.pins.once(slots.compress(slots >= 0))[:room]
+            cached.touch(here)
+            come = self._promote(absent[: room - here.size], force=True)
+            cached.next_batch()
+            cached.pins.fetched(np.concatenate([here, come]), window)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Load every missing row if each row has its own slot; otherwise do nothing.
@@ -855,7 +876,7 @@ class HostTier:
         self.before_change()
         dirty = self._changed()
         rows = self.map.rows(dirty) if self._direct is None else dirty.astype(np.int64, copy=False)
-        order = _rowcopy.order(rows)
+        order = _rowcopy.Groups(rows).order
         self._write_back(dirty[order], rows[order], resident=True)
         counts = np.diff(np.searchsorted(rows[order], self._edges))
         for number in np.flatnonzero(counts).tolist():

@@ -9,13 +9,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from tierstore import _rowcopy
-from tierstore._tiers.base import Bytes, MappedTier, Rows, Tier
-from tierstore._tiers.slots import Slots
+from tierstore._tiers.base import Bytes, Held, MappedTier, Rows, Tier
 
 Positions = npt.NDArray[np.intp]
 
@@ -138,11 +138,11 @@ class Uncached:
 
     def lease(
         self, batch: _rowcopy.Groups, ids: Rows | None = None, out: Bytes | None = None, lo: int = 0
-    ) -> Rows:
+    ) -> Held:
         """Return no slots: no row has to stay. Fill `out` with bytes `lo …` of each of `ids`."""
         if out is not None:
             self.read_held(batch, out, lo, each=True)
-        return batch.rows[:0]
+        return Held(batch.rows[:0], False)
 
     def read_held(self, batch: _rowcopy.Groups, out: Bytes, lo: int, *, each: bool = False) -> None:
         """Copy bytes `lo …` of the distinct rows, or with `each` of the row of each id."""
@@ -153,11 +153,11 @@ class Uncached:
         """Write `records` `(n, hi - lo)` over bytes `lo:hi` of leased rows, distinct."""
         self.write(rows, records, lo, hi)
 
-    def update_held(self, *_: object) -> bool:
-        """Return False: no record is here."""
-        return False
+    def update_held(self, *_: object) -> NoReturn:
+        """Refuse: no lease is whole."""
+        raise RuntimeError("no record is here")
 
-    def give_back(self, slots: Slots) -> None:
+    def give_back(self, held: Held) -> None:
         """End a lease."""
 
     def stage(self, rows: Rows) -> Callable[[], None] | None:

@@ -5,58 +5,18 @@ Those that are tensors of their own are summed where they are, if no two feature
 
 from __future__ import annotations
 
-import functools
-import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tierstore._parts import in_parts, most_threads
 from tierstore._rowcopy import Groups
 from tierstore._table.recycled import Recycled
-from tierstore.nn.alone import work_alone
 
 _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
 """Bytes of gradients, about, above which finding out where they are is cheaper than a copy."""
-
-
-_BYTES_PER_THREAD = 1 << 20
-"""Bytes of gradients to sum for which a thread is worth while."""
-MANY = 2 * _BYTES_PER_THREAD
-"""Bytes from which `summed_by_row` may use several."""
-
-# Torch runs a program without the interpreter's lock. Operators have their full names: other
-# libraries replace functions of torch.
-_SOURCE = """
-def sums(
-    parts: List[Tensor], order: Tensor, starts: Tensor, begins: List[int],
-    edges: List[int], cuts: List[int], total: Tensor, first: int, stop: int
-):
-    for k in range(first, stop):
-        if cuts[k] < cuts[k + 1]:
-            ids = order[edges[k]:edges[k + 1]] - begins[k]
-            bags = starts[cuts[k]:cuts[k + 1] + 1] - edges[k]
-            found = torch.ops.aten.embedding_bag(
-                parts[k], ids, bags, False, 0, False, None, True
-            )
-            total[cuts[k]:cuts[k + 1]].copy_(found[0])
-"""
-
-
-@functools.cache
-def _compiled() -> Any:
-    """Return the program, which torch reads in 2 ms; None if it cannot."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of TorchScript's age
-            return torch.jit.CompilationUnit(_SOURCE).sums
-    except (AttributeError, RuntimeError):
-        return None
 
 
 class Apart:
@@ -65,10 +25,9 @@ class Apart:
     No two features share a table, so the rows of one are none of another's.
     """
 
-    def __init__(self, parts: Sequence[Tensor], firsts: Sequence[int], memory: Recycled) -> None:
-        """Take the gradients, and where among the rows of the batch the table of each begins."""
+    def __init__(self, parts: Sequence[Tensor], memory: Recycled) -> None:
+        """Take the gradients, and memory for a copy of them."""
         self._parts = parts
-        self._firsts = firsts
         self._memory = memory
 
     def in_order(self) -> Tensor:
@@ -77,61 +36,8 @@ class Apart:
 
     def summed(self, groups: Groups) -> Tensor:
         """Return the sum of the gradients of each distinct row, those of ids in their order."""
-        lengths = [each.shape[0] for each in self._parts]
-        begins = [0, *itertools.accumulate(lengths)]
-        by_row = sorted(range(len(lengths)), key=self._firsts.__getitem__)
-        edges = [0, *itertools.accumulate([lengths[k] for k in by_row])]
-        parts = [self._parts[k] for k in by_row]
-        cuts = np.searchsorted(groups.starts, edges).tolist()
-        order, starts = map(torch.from_numpy, (groups.order, groups.starts))
-        return _in_threads(parts, order, starts, [begins[k] for k in by_row], edges, cuts)
-
-
-def summed_by_row(values: Tensor, order: Tensor, starts: Tensor) -> Tensor:
-    """Return the sum of the gradients of each row, those of ids in their order.
-
-    Args:
-        values: of each id, float32 `(n, dim)` on the host.
-        order: the ids, row by row, int64 `(n,)`.
-        starts: where the ids of each row begin, and their end.
-
-    Threads of torch's own would keep cores busy for some milliseconds after a sum, in which they
-    wait for more, and the threads that change the records share the cores with them.
-    """
-    pieces = values.nbytes // _BYTES_PER_THREAD
-    if pieces < 2 or most_threads() == 1 or _compiled() is None:
-        values = values.contiguous()
-        found: Tensor = torch.embedding_bag(values, order, starts, False, 0, False, None, True)[0]
-        return found
-    even = torch.arange(pieces + 1) * len(order) // pieces
-    cuts = torch.searchsorted(starts, even).tolist()
-    edges = starts[cuts].tolist()
-    parts = [values.contiguous()] * pieces
-    return _in_threads(parts, order, starts, [0] * pieces, edges, cuts)
-
-
-def _in_threads(
-    parts: list[Tensor],
-    order: Tensor,
-    starts: Tensor,
-    begins: list[int],
-    edges: list[int],
-    cuts: list[int],
-) -> Tensor:
-    """Run the program that sums, for some of the parts in each thread."""
-    rows, dim = len(starts) - 1, parts[0].shape[1]
-    total = torch.empty(rows, dim)
-    program, before = _compiled(), torch.get_num_threads()
-
-    def add(part: slice) -> None:
-        work_alone()
-        program(parts, order, starts, begins, edges, cuts, total, part.start, part.stop)
-
-    try:
-        in_parts(add, len(parts), edges[-1] * dim * 4, least=_BYTES_PER_THREAD)
-    finally:
-        torch.set_num_threads(before)  # in this thread, and in those to come
-    return total
+        given = [each if each.stride(1) == 1 else each.contiguous() for each in self._parts]
+        return torch.from_numpy(groups.sums([each.numpy(force=True) for each in given]))
 
 
 @dataclass
@@ -195,8 +101,8 @@ def as_one(
         return found
     memory = memory or Recycled()
     begins = firsts() if firsts is not None and _are_plain(parts) else None
-    if begins is not None and len(set(begins)) == len(parts) and _compiled():
-        return Apart(parts, begins, memory), None
+    if begins is not None and len(set(begins)) == len(parts):
+        return Apart(parts, memory), None
     return _copied(parts, memory), None
 
 

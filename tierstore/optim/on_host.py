@@ -85,9 +85,9 @@ class OnHost:
     @staticmethod
     def takes(group: Mapping[str, Any]) -> bool:
         """Tell whether options request what the optimizer does by default, with plain numbers."""
-        if any(map(group.get, _OTHER_WAYS)):
-            return False
-        return not any(map(torch.is_tensor, (*group.values(), *group.get("betas", ()))))
+        kinds = {*map(type, (*group.values(), *group.get("betas", ())))}
+        differs = any(map(group.get, _OTHER_WAYS))
+        return not (differs or any(map(Tensor.__subclasscheck__, kinds)))
 
     def step(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore._core import oldest_slots
-from tierstore._rowcopy import ordered
+from tierstore._rowcopy import Groups
 from tierstore.policy.base import Barred, DeviceScores, Lookup, Policy, Rows, Slots
 from tierstore.policy.ranked import NO_ROWS, Keys, RankedSpec, Ranking
 
@@ -107,8 +107,8 @@ class LRU(Policy):
             self.stamps[slots.compress(stray)] = 0
             slots = slots.compress(~stray)
             if slots.size:
-                by_age, stamps = ordered(self.stamps.take(slots))
-                self._candidates = slots.take(by_age), stamps
+                by_age = slots.take(Groups(self.stamps.take(slots).astype(np.int64)).order)
+                self._candidates = by_age, self.stamps.take(by_age)
                 return True
         return False
 
