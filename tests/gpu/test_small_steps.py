@@ -92,7 +92,7 @@ def stepping(store: Any, kind: Any) -> tuple[Any, TieredOptimizer, Callable[[], 
     ("kind", "most", "launches"),
     [
         (TieredEmbeddingCollection, 177, ["probe", "promote", "sum", "step"]),
-        (TieredEmbeddingBagCollection, 225, ["probe", "promote", "pool", "scatter", "step"]),
+        (TieredEmbeddingBagCollection, 224, ["probe", "promote", "pool", "scatter", "step"]),
     ],
 )
 def test_a_small_step_makes_few_calls(

@@ -11,7 +11,7 @@ from torch import Tensor
 from tierstore._table.table import Table
 from tierstore.errors import InvalidInputError
 from tierstore.nn.embedding import TieredEmbedding
-from tierstore.nn.jagged import Bags, jagged
+from tierstore.nn.features import Bags, jagged
 from tierstore.nn.keyed import numbered, while_named
 from tierstore.nn.part import Columns, Part
 from tierstore.nn.pooling import pool

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,10 +17,10 @@ from tierstore.distributed.joint import DistributedJointTable
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
 from tierstore.errors import InvalidInputError, InvalidTypeError, UnknownNameError
-from tierstore.nn import graphs, pointers
+from tierstore.nn import compiling, pointers
+from tierstore.nn.compiling import Asked
 from tierstore.nn.embedding import from_start, warn_of_zeros
-from tierstore.nn.graphs import Given
-from tierstore.nn.jagged import jagged, no_padding
+from tierstore.nn.features import Given, Group, given_as, no_padding
 from tierstore.nn.joint import JointLayer
 from tierstore.nn.keyed import ByKey, FirstRows, numbered, while_named
 from tierstore.nn.layer import AVERAGED, copied
@@ -35,20 +33,6 @@ Source: TypeAlias = str | AnyTable | tuple[str | AnyTable, str | None]
 
 _PLANS = 64
 """Orders of features that are remembered; training has one."""
-
-
-class _Part(NamedTuple):
-    """The features of a call that one layer looks up.
-
-    Attributes:
-        layer: the layer.
-        features: its features, in order.
-        places: where they are among all features of the call; None if they are all of them.
-    """
-
-    layer: JointLayer
-    features: Features
-    places: tuple[int, ...] | None
 
 
 class TieredEmbeddingCollection(torch.nn.Module):
@@ -71,6 +55,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
     """
 
     groups: torch.nn.ModuleList
+    include_last_offset: bool | None = None
+    """For bags, whether offsets end with the number of ids."""
 
     def __init__(
         self,
@@ -113,7 +99,7 @@ class TieredEmbeddingCollection(torch.nn.Module):
         self._by_key: dict[str, ByKey] = {
             name: table for name, (table, _) in self._sources.items() if isinstance(table, ByKey)
         }
-        self._plans: dict[tuple[str, ...], list[_Part]] = {}
+        self._plans: dict[tuple[str, ...], list[Group]] = {}
         given = padding_idx if isinstance(padding_idx, Mapping) else {}
         if isinstance(padding_idx, int):
             given = dict.fromkeys(self.features, padding_idx)
@@ -167,27 +153,35 @@ class TieredEmbeddingCollection(torch.nn.Module):
         and RowIndexError for an id outside its table, naming feature, table and position; on a GPU
         as `Table.read` does, in the next call that waits.
         """
-        if torch.compiler.is_compiling():
-            return self._in_graph(features)
         if not self._by_key:
             return self._look_up(features)
         return while_named(self._by_key.values(), partial(self._look_up, features))
 
     def _look_up(self, features: Any) -> dict[str, Tensor]:
-        """Do what `forward` does outside of graphs; keys are looked up and leased in turn."""
-        features, first = self._numbered(features)
-        names, found = tuple(features.keys()), dict[str, Tensor]()
-        wanted = self._wanted(self._plan(names), features, len(names))
-        for part, ids, lengths in wanted:
-            own = part.features.names
-            counted = self._trained(own, ids, lengths, first)
-            rows = part.layer.look_up(ids, part.features, lengths, counted)
-            found.update(zip(own, rows, strict=True))
+        """Do what `forward` does; keys are looked up and leased in turn."""
+        given, first = self._given(features)
+        found, groups = dict[str, Tensor](), self._plan(given.names)
+        for group in groups:
+            found.update(zip(group.features.names, self._rows(group, given, first), strict=True))
         for name, each in first.items():
             each.put(found[name])
-        if len(wanted) > 1:
-            found = {name: found[name] for name in names}
-        return found if is_keyed(features) else _shaped(found, features)
+        if len(groups) > 1:
+            found = {name: found[name] for name in given.names}
+        return given.shaped(found)
+
+    def _rows(
+        self, group: Group, given: Given, first: Mapping[str, FirstRows], *, apart: bool = True
+    ) -> Any:
+        """Return the rows of each feature of a group, or all in one tensor unless `apart`."""
+        (layer, features, _), joined = group, given.of(group)
+        if torch.compiler.is_compiling():
+            asked = Asked(features, joined.lengths, self._padding_of(features.names))
+            rows = compiling.look_up(joined.ids, layer, asked)
+            return rows.split(joined.lengths) if apart else rows
+        counted = None
+        if self.padding or first:
+            counted = self._trained(features.names, joined.ids, joined.lengths, first)
+        return layer.look_up(joined.ids, features, joined.lengths, counted, apart=apart)
 
     def cat(self, features: Any) -> Tensor:
         """Return the rows of all features as one tensor, `(ids, dim)`; takes what `forward` takes.
@@ -197,17 +191,14 @@ class TieredEmbeddingCollection(torch.nn.Module):
         `forward` returns, concatenated, with no work for single features: all of them are trained.
         Raises InvalidInputError for features of several dims, and where there are none.
         """
-        if torch.compiler.is_compiling():
-            found = self._in_graph(features)
-            return torch.cat([_flat(found[name]) for name in features.keys()])  # noqa: SIM118
-        names = tuple(features.keys())
-        parts = self._plan(names)
-        if len(parts) == 1 and not self._by_key:
-            ((part, ids, lengths),) = self._wanted(parts, features, len(names))
-            counted = self._counted(names, ids, lengths) if self.padding else None
-            rows: Tensor = part.layer.look_up(ids, part.features, lengths, counted, apart=False)
-            return rows
-        dims = {part.layer.embedding_dim for part in parts}
+        if not self._by_key:
+            given, _ = self._given(features)
+            groups = self._plan(given.names)
+            if len(groups) == 1:
+                rows: Tensor = self._rows(groups[0], given, {}, apart=False)
+                return rows
+        found = [_flat(rows) for rows in self.forward(features).values()]
+        dims = {rows.shape[1] for rows in found}
         if len(dims) != 1:
             raise InvalidInputError(
                 f"rows of dims {', '.join(map(str, sorted(dims)))} are not one tensor: take those "
@@ -215,27 +206,23 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 if dims
                 else "a call needs the ids of at least one feature"
             )
-        return torch.cat([_flat(rows) for rows in self(features).values()])
+        return torch.cat(found)
 
-    def _in_graph(self, features: Any) -> dict[str, Tensor]:
-        """Do what `forward` does within a graph; nested ids are not taken there."""
-        if is_keyed(features):
-            names = tuple(features.keys())
-            pieces = features.values().split(lengths_of(features, len(names)))
-            keyed = {name: Given(ids) for name, ids in zip(names, pieces, strict=True)}
-            return graphs.look_up(self._by_layer(names), keyed, self.padding)
-        given = {name: Given(plain(name, ids).reshape(-1)) for name, ids in features.items()}
-        found = graphs.look_up(self._by_layer(list(given)), given, self.padding)
-        return {name: rows.view(*features[name].shape, -1) for name, rows in found.items()}
-
-    def _numbered(self, features: Any, *, add: bool = True) -> tuple[Any, dict[str, FirstRows]]:
+    def _given(self, features: Any, *, add: bool = True) -> tuple[Given, dict[str, FirstRows]]:
         """Return features with row numbers in place of keys, and the first rows of keys without.
 
         With `add`, keys of layers that are trained get a row once they are admitted.
         """
         first: dict[str, FirstRows] = {}
+        given = given_as(features, self.include_last_offset)
         if not self._by_key:
-            return features, first
+            return given, first
+        if torch.compiler.is_compiling():
+            name = next(iter(self._by_key))
+            raise InvalidInputError(
+                f"feature {name!r} is by key: keys are looked up outside of torch.compile, so "
+                "keep this collection out of it"
+            )
 
         def number(name: str, keys: Any) -> Tensor:
             table, field = self._by_key[name], self._sources[name][1]
@@ -246,38 +233,18 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 first[name] = unknown
             return numbers
 
-        if is_keyed(features):
-            names = tuple(features.keys())
-            pieces = list(features.values().split(lengths_of(features, len(names))))
-            for place, name in enumerate(names):
-                if name in self._by_key:
-                    pieces[place] = number(name, pieces[place])
-            return Renumbered(features, torch.cat(pieces)), first
-        given = dict(features)
-        for name in [name for name in self._by_key if name in given]:  # the same on every rank
-            keys = given[name]
-            of = (number(name, keys[0]), *keys[1:]) if isinstance(keys, tuple) else None
-            given[name] = number(name, keys) if of is None else of
+        given.replace(self._by_key, number)  # in the same order on every rank
         return given, first
 
-    def _wanted(
-        self, plan: Sequence[_Part], features: Any, keys: int
-    ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
-        """Return for each layer its features, their ids as one tensor, and how many each has."""
-        if is_keyed(features):
-            return self._parted(plan, features.values(), lengths_of(features, keys))
-        found: list[tuple[_Part, Tensor, Sequence[int]]] = []
-        for part in plan:
-            own = part.features.names
-            given = [features[name] for name in own]
-            found.append((part, *(part.layer.coming.find(given) or concatenated(own, given))))
-        return found
+    def _padding_of(self, names: Sequence[str]) -> list[int]:
+        """Return the row of padding of each feature, -1 for none."""
+        return [self.padding.get(name, -1) for name in names]
 
     def _counted(self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]) -> Tensor | None:
         """Return for each id of some features whether it is no padding; None if all are none."""
         if not self.padding or self.padding.keys().isdisjoint(names):
             return None
-        return no_padding(ids, lengths, [self.padding.get(name, -1) for name in names])
+        return no_padding(ids, lengths, self._padding_of(names))
 
     def _trained(
         self,
@@ -287,50 +254,29 @@ class TieredEmbeddingCollection(torch.nn.Module):
         first: Mapping[str, FirstRows],
     ) -> Tensor | None:
         """Return for each id of some features whether its row is trained; None if all are."""
-        if not (self.padding or first):
-            return None
-        counted = self._counted(names, ids, lengths)
-        without_row = FirstRows.joined(names, lengths, first)
-        if without_row is None:
-            return counted
-        counted = torch.ones(len(ids), dtype=torch.bool) if counted is None else counted
-        counted[without_row.at.to(counted.device)] = False
-        return counted
+        without_row = FirstRows.joined(names, lengths, first) if first else None
+        if without_row is not None:  # rows of keys, which have no padding
+            return without_row.without(len(ids))
+        return self._counted(names, ids, lengths)
 
-    def _parted(
-        self, plan: Sequence[_Part], values: Tensor, lengths: Sequence[int]
-    ) -> list[tuple[_Part, Tensor, Sequence[int]]]:
-        """Return for each layer its features, and their part of the values of all of them."""
-        values, found, pieces = _whole_numbers(values, "values"), [], None
-        if sum(lengths) != values.numel():
-            raise InvalidInputError(
-                f"the keys have {sum(lengths)} ids by their lengths, and there are {len(values)}"
-            )
-        for part in plan:
-            if part.places is None:
-                found.append((part, values, lengths))
-                continue
-            pieces = values.split(list(lengths)) if pieces is None else pieces
-            ids = torch.cat([pieces[place] for place in part.places])
-            found.append((part, ids, [lengths[place] for place in part.places]))
-        return found
-
-    def _plan(self, names: tuple[str, ...]) -> list[_Part]:
+    def _plan(self, names: tuple[str, ...]) -> list[Group]:
         """Return which layer looks which features up."""
-        plan = self._plans.get(names)
+        is_graph = torch.compiler.is_compiling()  # which would be compiled anew for what is kept
+        plan = None if is_graph else self._plans.get(names)
         if plan is None:
             by_group: dict[int, list[int]] = {}
             for place, name in enumerate(names):
                 by_group.setdefault(self._place(name)[0], []).append(place)
             plan = []
             for group, places in by_group.items():
-                own = tuple(names[place] for place in places)
-                features = Features(own, tuple(self._places[name][1] for name in own))
+                own = tuple([names[place] for place in places])
+                features = Features(own, tuple([self._places[name][1] for name in own]))
                 whole = len(places) == len(names)
-                plan.append(_Part(self._layer(group), features, None if whole else tuple(places)))
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            self._plans[names] = plan
+                plan.append(Group(self._layer(group), features, None if whole else tuple(places)))
+            if not is_graph:
+                if len(self._plans) >= _PLANS:
+                    self._plans.clear()
+                self._plans[names] = plan
         return plan
 
     def _place(self, feature: str) -> tuple[int, int]:
@@ -341,24 +287,6 @@ class TieredEmbeddingCollection(torch.nn.Module):
                 f"there is no feature {feature!r}; the collection has {', '.join(self._places)}"
             )
         return found
-
-    def _by_layer(self, names: Sequence[str]) -> list[tuple[JointLayer, Features]]:
-        """Return each layer with those of the features that it looks up, for a graph."""
-        own: dict[int, list[str]] = {}
-        for name in names:
-            if name in self._by_key:
-                raise InvalidInputError(
-                    f"feature {name!r} is by key: keys are looked up outside of torch.compile, so "
-                    "keep this collection out of it"
-                )
-            own.setdefault(self._place(name)[0], []).append(name)
-        return [
-            (
-                self._layer(group),
-                Features(tuple(some), tuple([self._place(name)[1] for name in some])),
-            )
-            for group, some in own.items()
-        ]
 
     def _layer(self, group: int) -> JointLayer:
         layer = self._modules["groups"]._modules[str(group)]  # `self.groups[group]` is ten calls
@@ -371,28 +299,12 @@ class TieredEmbeddingCollection(torch.nn.Module):
 
         Takes what `forward` takes.
         """
-        features, _ = self._numbered(features, add=False)
-        self._prefetch_numbers(features, window)
-
-    def _prefetch_numbers(self, features: Any, window: int) -> None:
-        """Bring rows nearer for features that have row numbers in place of keys."""
-        if is_keyed(features):
-            names = tuple(features.keys())
-            plan, every = self._plan(names), lengths_of(features, len(names))
-            wanted = self._parted(plan, features.values(), every)
-        else:
-            wanted = []
-            for part in self._plan(tuple(features)):
-                names = part.features.names
-                given = [torch.as_tensor(features[name]) for name in names]
-                ids, own = concatenated(names, given)
-                if part.layer.is_shared:
-                    part.layer.coming.keep(given, (ids, own), window)
-                wanted.append((part, ids, own))
-        for part, ids, lengths in wanted:
-            asked, counts = self._asked_for(part.features.names, ids, lengths)
-            rows = part.layer.in_space(asked, part.features, counts)
-            part.layer.table.prefetch(rows, window=window)
+        given, _ = self._given(features, add=False)
+        for group in self._plan(given.names):
+            joined = given.announced(group, window)
+            asked, counts = self._asked_for(group.features.names, joined.ids, joined.lengths)
+            rows = group.layer.in_space(asked, group.features, counts)
+            group.layer.table.prefetch(rows, window=window)
 
     def _asked_for(
         self, names: Sequence[str], ids: Tensor, lengths: Sequence[int]
@@ -438,23 +350,6 @@ class TieredEmbeddingCollection(torch.nn.Module):
 def _shard(table: AnyTable) -> Table:
     """Return the rows of a table that are on this rank."""
     return table if isinstance(table, Table) else table.shard
-
-
-class Renumbered:
-    """Features as torchrec's KeyedJaggedTensor has them, with other values."""
-
-    def __init__(self, features: Any, values: Tensor) -> None:
-        """Replace the values."""
-        self._features = features
-        self._values = values
-
-    def values(self) -> Tensor:
-        """Return the values of all keys."""
-        return self._values
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the features have."""
-        return getattr(self._features, name)
 
 
 def _group_of(table: AnyTable, field: str) -> tuple[object, ...]:
@@ -510,114 +405,6 @@ def _source(store: Store, feature: str, given: Any) -> tuple[AnyTable, str]:
     field = layout.fields[0][0] if field is None else field
     layout.field(field)
     return table, field
-
-
-def is_keyed(features: Any) -> bool:
-    """Whether features come as torchrec's KeyedJaggedTensor has them."""
-    if isinstance(features, dict):  # most are, and a test for a Mapping takes several calls
-        return False
-    return (
-        hasattr(features, "keys")
-        and hasattr(features, "values")
-        and (hasattr(features, "offsets") or hasattr(features, "lengths"))
-        and not isinstance(features, Mapping)
-    )
-
-
-def lengths_of(features: Any, keys: int) -> list[int]:
-    """Return how many ids each key has; on a GPU this may wait."""
-    if hasattr(features, "length_per_key"):
-        return list(features.length_per_key())
-    if hasattr(features, "offsets"):
-        offsets = features.offsets()
-        ends = offsets[:: max(1, (len(offsets) - 1) // max(1, keys))].tolist()
-        return [end - begin for begin, end in itertools.pairwise(ends)]
-    found: list[int] = features.lengths().reshape(keys, -1).sum(1).tolist()
-    return found
-
-
-def plain(name: str, ids: object) -> Tensor:
-    """Return the ids of a feature; raises InvalidTypeError for what a graph does not take."""
-    if not isinstance(ids, Tensor):
-        raise InvalidTypeError(
-            f"a layer takes ids as tensors; those of feature {name!r} are a {type(ids).__name__}"
-        )
-    if ids.is_nested:
-        raise InvalidTypeError(
-            f"the ids of feature {name!r} are nested, which graphs do not take: give "
-            "ids.values(), and ids.offsets() to bags"
-        )
-    return ids
-
-
-def concatenated(names: Sequence[str], given: list[Tensor]) -> tuple[Tensor, list[int]]:
-    """Return the ids of features as one tensor, int64 `(n,)`, and how many each has."""
-    if set(map(type, given)) == {Tensor} and set(map(_dtype, given)) == {torch.int64}:
-        joined = end_to_end(given)
-        if joined is not None:
-            return joined, list(map(Tensor.numel, given))
-    if {type(each) for each in given} != {Tensor}:
-        for name, each in zip(names, given, strict=True):
-            if not isinstance(each, Tensor):
-                raise InvalidTypeError(
-                    f"a layer takes ids as tensors; those of feature {name!r} are a "
-                    f"{type(each).__name__}"
-                )
-    if {each.ndim for each in given} != {1}:
-        given = [
-            each
-            if each.ndim == 1
-            else (jagged(each).values() if each.is_nested else each).flatten()
-            for each in given
-        ]
-    if {each.dtype for each in given} != {torch.int64}:
-        given = [
-            _whole_numbers(each, f"those of feature {name!r}")
-            for name, each in zip(names, given, strict=True)
-        ]
-    lengths = [each.numel() for each in given]
-    return given[0].contiguous() if len(given) == 1 else torch.cat(given), lengths
-
-
-_dtype = attrgetter("dtype")
-
-
-def end_to_end(every: tuple[Tensor, ...] | list[Tensor]) -> Tensor | None:
-    """Return 1-D tensors as one; None if they are not all 1-D, and on one device.
-
-    The joined tensor tells whether they are: nothing is looked up for each.
-    """
-    if every[0].ndim != 1:
-        return None
-    try:
-        joined = every[0].contiguous() if len(every) == 1 else torch.cat(every)
-    except RuntimeError:
-        return None
-    return joined if joined.ndim == 1 else None
-
-
-def _whole_numbers(ids: Tensor, what: str) -> Tensor:
-    """Return ids as int64, contiguous; raises InvalidTypeError for those that are no numbers."""
-    if ids.dtype is not torch.int64:
-        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-            raise InvalidTypeError(f"row ids are whole numbers; {what} are {ids.dtype}")
-        ids = ids.to(torch.int64)
-    return ids.contiguous()
-
-
-def _shaped(found: dict[str, Tensor], features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the rows of features, `(ids, dim)`, in the shapes of their ids."""
-    if {ids.ndim for ids in features.values()} == {1}:
-        return found
-    return {name: _as_ids(rows, features[name]) for name, rows in found.items()}
-
-
-def _as_ids(rows: Tensor, ids: Tensor) -> Tensor:
-    """Return rows in the shape of their ids, nested as these are."""
-    if ids.is_nested:
-        nested: Tensor = torch.nested.nested_tensor_from_jagged(rows, jagged(ids).offsets())
-        return nested
-    return rows if ids.ndim == 1 else rows.reshape(*ids.shape, rows.shape[1])
 
 
 def _flat(rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tierstore._table.joint import Features
 from tierstore.nn.autograd import Pending, Rows, accumulates
-from tierstore.nn.jagged import Bags, no_padding
+from tierstore.nn.features import Bags, no_padding
 from tierstore.nn.naming import BETWEEN, named, of_ticket, ticket
 from tierstore.nn.part import Part, side_by_side
 from tierstore.nn.pooling import Pooling
@@ -73,9 +73,11 @@ def _look_up(
             pending = Rows(found, features, list(lengths or ()), counted)
         else:
             columns = side_by_side(tuple(modes.split(BETWEEN)), found.embedding_dim)
-            bags = Bags(ids, offsets, weights)
-            part = Part.of(found, columns, bags, features, list(lengths or ()), counted=counted)
-            part.counted = counted
+            bags, every = Bags(ids, offsets, weights), list(lengths or ())
+            if counted is not None:  # as if the others had not been given
+                bags, every = bags.without(counted, every)
+            places = tuple(range(len(every)))
+            part = Part(found, columns, bags, features, every, places, counted=counted)
             pending = Pooling([part], dtype, None, [trained], [weighed])
     if trained or weighed:
         return pending.forward(ids), ticket(pending)

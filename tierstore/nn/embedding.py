@@ -30,7 +30,7 @@ from tierstore.errors import (
 )
 from tierstore.nn import compiling, pointers
 from tierstore.nn.autograd import Lookup, Rows, look_up
-from tierstore.nn.jagged import jagged
+from tierstore.nn.features import jagged
 from tierstore.nn.keyed import ByKey, numbered, while_named
 from tierstore.nn.layer import AVERAGED, RowsLayer
 from tierstore.nn.pretrained import taken_over

@@ -77,9 +77,10 @@ class JointLayer(RowsLayer):
     ) -> Any:
         """Return the rows of each feature, `(length, dim)`, or all in one tensor unless `apart`.
 
-        The other arguments are those of `leased`.
+        The other arguments are those of `Rows`, with `ids` as `RowsLayer.lease_rows` takes them.
         """
-        self.refuse_transforms()
+        if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+            self.refuse_transforms()
         rows = Rows(self, features, lengths, counted, apart=apart)
         if self.own.trains(self):
             return look_up(rows, self.own, ids)

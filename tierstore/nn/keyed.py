@@ -19,7 +19,7 @@ from tierstore._table import keyed
 from tierstore._table.keyed import KeyedTable
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.errors import ClosedError
-from tierstore.nn.jagged import jagged
+from tierstore.nn.features import jagged
 
 T = TypeVar("T")
 ByKey: TypeAlias = KeyedTable | DistributedKeyedTable

@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from tierstore._table.joint import Features, touched_by
-from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import Batch
-from tierstore.nn.jagged import Bags
+from tierstore.nn.features import Bags
 from tierstore.nn.keyed import FirstRows
 from tierstore.nn.layer import RowsLayer
 from tierstore.nn.remote import RemoteBatch
@@ -107,26 +106,6 @@ class Part:
     counted: Tensor | None = None
     trains: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        layer: RowsLayer,
-        columns: Columns,
-        bags: Bags,
-        features: Features,
-        lengths: Sequence[int],
-        places: tuple[int, ...] | None = None,
-        first: FirstRows | None = None,
-        counted: Tensor | None = None,
-        *,
-        trains: bool = True,
-    ) -> Part:
-        """Take bags of ids, of which only those `counted` are pooled, if given."""
-        places = tuple(range(len(lengths))) if places is None else places
-        if counted is not None:  # as if the others had not been given
-            bags, lengths = bags.without(counted, lengths)
-        return cls(layer, columns, bags, features, lengths, places, first, trains=trains)
-
     @property
     def reads(self) -> bool:
         """Whether rows of keys are only read."""
@@ -139,11 +118,6 @@ class Part:
 
     def lease(self) -> Batch | RemoteBatch:
         """Lease the rows of the ids, whose gradient may come."""
-        if self.reads:
-            raise InvalidInputError(
-                "weights that need a gradient are for training: the bags of table "
-                f"{self.layer.table.name!r} are only read, in eval() or frozen"
-            )
         return self.layer.lease_rows(self.bags.ids, self.features, self.lengths)
 
     @property

@@ -35,13 +35,17 @@ def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> Sequence[
     """
     if not parts:
         raise InvalidInputError("a call needs the bags of at least one feature")
-    is_enabled = torch.is_grad_enabled()
-    weights = [part.bags.weights for part in parts]
-    weighed = [each is not None and each.requires_grad and is_enabled for each in weights]
-    trained = [part.trains for part in parts]
+    is_enabled, rows, weights = torch.is_grad_enabled(), list[Any](), list[Tensor | None]()
+    trained, weighed = list[bool](), list[bool]()
+    for part in parts:
+        own = part.bags.weights
+        rows.append(part.layer.own)
+        weights.append(own)
+        trained.append(part.trains)
+        weighed.append(own is not None and own.requires_grad and is_enabled)
     pending = Pooling(parts, type_of(parts), split, trained, weighed)
     if any(trained) or any(weighed):
-        found: Any = look_up(pending, *[each.layer.own for each in parts], *weights)
+        found: Any = look_up(pending, *rows, *weights)
         return (found,) if split is None else found
     whole = pending.read()
     return (whole,) if split is None else (whole, *whole.split(split, 1))
@@ -82,13 +86,14 @@ class Pooling:
     def read(self, *tensors: Any) -> Tensor:
         """Return what the bags come to, `(batch, width)`, with no part in training."""
         out: Any = None
-        for part in self.parts:
-            layer, ids = part.layer, part.rows
-            if layer.expands(part.item.nbytes * len(ids)):
-                out = _pooled_rows(part, layer.read_rows(ids), self.dtype, out)
-            else:
-                with layer.read_lease(ids) as lease:
-                    out, _ = _pooled(part, lease, self.dtype, out)
+        with self.parts[0].layer.together():
+            for part in self.parts:
+                layer, ids = part.layer, part.rows
+                if layer.expands(part.item.nbytes * len(ids)):
+                    out = _pooled_rows(part, layer.read_rows(ids), self.dtype, out)
+                else:
+                    with layer.read_lease(ids) as lease:
+                        out, _ = _pooled(part, lease, self.dtype, out)
         found: Tensor = out.to(self.parts[0].layer.anchor.device)
         return found
 
@@ -98,7 +103,12 @@ class Pooling:
         self._pooled = []
         with self.parts[0].layer.together():
             for part, trained, weighed in zip(self.parts, self.trained, self.weighed, strict=True):
-                if part.reads and not weighed:
+                if part.reads:
+                    if weighed:
+                        raise InvalidInputError(
+                            "weights that need a gradient are for training: the bags of table "
+                            f"{part.layer.table.name!r} are only read, in eval() or frozen"
+                        )
                     rows = part.layer.read_rows(part.rows)
                     out = _pooled_rows(part, rows, self.dtype, out)
                     self._pooled.append(None)
