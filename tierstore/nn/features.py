@@ -93,12 +93,12 @@ class Given(Protocol):
 
 def given_as(features: Any, ends: bool | None = None) -> Given:
     """Take features; for bags, `ends` tells whether offsets end with the number of ids."""
-    if not isinstance(features, dict) and is_keyed(features):
-        return _Keyed(features, bags=ends is not None)
+    if not isinstance(features, dict) and is_jagged(features):
+        return _Jagged(features, bags=ends is not None)
     return _Named(features) if ends is None else _Bagged(features, ends)
 
 
-class _Keyed:
+class _Jagged:
     """Features as torchrec's KeyedJaggedTensor has them: their values are taken as they are."""
 
     def __init__(self, features: Any, *, bags: bool) -> None:
@@ -434,7 +434,7 @@ def no_padding(ids: Tensor, lengths: Sequence[int], padding: Sequence[int]) -> T
     return counted
 
 
-def is_keyed(features: Any) -> bool:
+def is_jagged(features: Any) -> bool:
     """Whether features come as torchrec's KeyedJaggedTensor has them."""
     if isinstance(features, dict):  # most are, and a test for a Mapping takes several calls
         return False
