@@ -14,7 +14,6 @@ from tierstore._progress import Progress, Shown, shown
 from tierstore._store import alter
 from tierstore._store.alter import Rewrite
 from tierstore._store.compaction import Folder
-from tierstore._store.coordinator import Coordinator
 from tierstore._store.options import whole_number
 from tierstore._store.state import State
 from tierstore._table.table import Table
@@ -32,7 +31,6 @@ class SchemaChanges(Mapping[str, Table]):
     path: Path | _io.Objects
     _state: State
     _folder: Folder
-    _ranks: Coordinator
 
     def create_table(
         self,
@@ -280,7 +278,7 @@ class SchemaChanges(Mapping[str, Table]):
 
     def _agree(self, what: str, values: Mapping[str, object], *, after_fault: bool = False) -> None:
         """Raise unless all ranks that write the store call for the same."""
-        self._ranks.agree(what, values, after_fault=after_fault)
+        self._state.ranks.agree(what, values, after_fault=after_fault)
 
     def _check_free(self, name: str) -> None:
         if name in self:

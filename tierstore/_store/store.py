@@ -30,7 +30,6 @@ from tierstore._store.alter import alone_to
 from tierstore._store.changes import changed_rows
 from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush, settle
 from tierstore._store.compaction import Folder
-from tierstore._store.coordinator import ALONE, Coordinator
 from tierstore._store.copy import Skipped, save_store
 from tierstore._store.following import DirectoryWatch, NewVersion, union
 from tierstore._store.options import Options, version_or_name, whole_number
@@ -69,8 +68,6 @@ class Store(SchemaChanges):
     ...     store.commit(step=1)
     2
     """
-
-    _ranks: Coordinator = ALONE
 
     def __init__(self, options: Options, lock: locking.WriterLock | None = None) -> None:
         """Open the store, of which a creator has the lock; use `tierstore.open` instead."""
@@ -736,8 +733,8 @@ class Store(SchemaChanges):
                 changed = own.uncommitted_rows() or own.touched.keys
             return wanted, self._door.writable and bool(changed)
 
-        found = self._ranks.together("load a state", look)
-        wanted, _ = found[self._ranks.rank]
+        found = own.ranks.together("load a state", look)
+        wanted, _ = found[own.ranks.rank]
         if wanted is not None or any(is_changed for _, is_changed in found):
             self.restore(self.version if wanted is None else wanted)
 
