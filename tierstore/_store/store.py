@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tierstore import _io
 from tierstore._closing import call_each
-from tierstore._disk.manifest import FORMAT
+from tierstore._disk.manifest import FORMAT, Manifest
 from tierstore._door import Errand, internal_errors
 from tierstore._progress import Progress, Shown, report_nothing, shown
 from tierstore._store import closing, keeping, locking
@@ -810,3 +810,8 @@ class Store(SchemaChanges):
             self._options, version=manifest.version, mark=manifest.mark, within=None, device=None
         )
         return Store, (options,)
+
+
+def manifest_of(store: Store) -> Manifest:
+    """Return the manifest of the open version of a store, for a copy in another form."""
+    return store._state.manifest

@@ -915,22 +915,46 @@ def codes_of(table: KeyedTable, rows: Rows) -> npt.NDArray[np.uint64]:
     return table._map.codes_of(rows)
 
 
-# -- what ranks that share a table ask of their shards
+class ShardByKey:
+    """A shard as the ranks that share its table ask it: by keys that their owner gets checked."""
 
+    def __init__(self, table: KeyedTable) -> None:
+        """Ask a table, which is this rank's shard."""
+        self._table = table
 
-def as_keys(table: KeyedTable, keys: object) -> Asked:
-    """Return keys as a table looks them up, flat; raises as its calls do."""
-    return table._asked(keys)[0]
+    def asked(self, keys: object) -> Asked:
+        """Return keys as the table looks them up, flat; raises as its calls do."""
+        return self._table._asked(keys)[0]
 
+    def serving(self, what: str) -> Callable[[Asked], Rows]:
+        """Return what finds the rows of keys, -1 for none, that ranks ask for in a call of theirs.
 
-def serving(table: KeyedTable, what: str) -> Callable[[Asked], Rows]:
-    """Return what finds the rows of keys, -1 for none, that ranks ask for in a call of theirs.
+        For `what` "add" and "write" keys without a row get one, for "train" those that are
+        admitted; the latter two count as uses.
+        """
+        table = self._table
+        ways = {"add": table._still_added, "write": table._used, "train": table._trained}
+        return ways.get(what) or table._map.find
 
-    For `what` "add" and "write" keys without a row get one, for "train" those that are admitted;
-    the latter two count as uses.
-    """
-    ways = {"add": table._still_added, "write": table._used, "train": table._trained}
-    return ways.get(what) or table._map.find
+    def remove(self, asked: Asked) -> int:
+        """Remove keys; return how many had a row."""
+        return self._table._removed(asked)
+
+    def merge(self, other: KeyedTable, *given: Any) -> int:
+        """Take rows of a table that was checked; see `merging.merge`."""
+        return self._table._merged(other, *given)
+
+    def uses(self, **conditions: int | None) -> npt.NDArray[np.float64]:
+        """Return the uses `(rows, 2)` of rows that do not expire by the conditions."""
+        return self._table._uses(**conditions)
+
+    def missing(self, missing: object, field: str) -> Missing:
+        """Check the name of a field, and what keys without a row are to read as."""
+        return self._table._chosen(missing, self._table._named(field))
+
+    def first(self, asked: Asked, at: npt.NDArray[np.intp], field: str, missing: Missing) -> Any:
+        """Return what keys at some positions, without a row, read as, a tensor `(n, dim)`."""
+        return self._table._first_values(asked, at, field, missing)
 
 
 def while_named(

@@ -36,7 +36,7 @@ from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.options import whole_number
 from tierstore._store.payload import copy_payload
-from tierstore._store.store import Store
+from tierstore._store.store import Store, manifest_of
 from tierstore._table.keyed import KeyedTable, codes_of
 from tierstore._table.table import read_records, records_in
 from tierstore.distributed.ranks import Ranks
@@ -152,7 +152,7 @@ def make_store(
 
 def _copied(root: _io.Directory, made: Manifest, source: Store) -> tuple[Identity, Manifest]:
     """Copy the payload of a store; return the identity and manifest of the copy."""
-    before = source._state.manifest
+    before = manifest_of(source)
     payload = {
         name: copy_payload(value, root, unique_name("payload-", 1))
         for name, value in source.payload.items()

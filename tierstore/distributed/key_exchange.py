@@ -17,7 +17,7 @@ import torch
 from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._keys.text import Texts
-from tierstore._table.keyed import KeyedTable, as_keys, serving
+from tierstore._table.keyed import ShardByKey
 from tierstore.distributed.ranks import Ranks
 
 Rows = npt.NDArray[np.int64]
@@ -67,9 +67,10 @@ class Numbers:
 class KeyExchange:
     """Requests the rows of keys of one table from the owners of the keys."""
 
-    def __init__(self, table: KeyedTable, partitions: int, ranks: Ranks) -> None:
-        """Serve the keys of the shard of this rank."""
-        self._table = table
+    def __init__(self, name: str, shard: ShardByKey, partitions: int, ranks: Ranks) -> None:
+        """Serve the keys of the shard of this rank, of a table of this name."""
+        self._name = name
+        self._shard = shard
         self._partitions = partitions
         self._ranks = ranks
 
@@ -83,22 +84,22 @@ class KeyExchange:
         """Return a batch of keys with the number of each, flat; -1 for those without. Collective.
 
         Each rank calls `serve` with the keys that are requested from it, one rank after another,
-        and answers with the rows that it returns; None serves as `serving` says of `what`, which
-        names the call: all ranks make the same.
+        and answers with the rows that it returns; None serves as `ShardByKey.serving` says of
+        `what`, which names the call: all ranks make the same.
         An error in the keys of a rank, of `check` before they are sent, or of its `serve` is raised
         there, and RanksError on the others.
         """
         error: Exception | None = self._ranks.fault_error()
-        serve = serve or serving(self._table, what)
+        serve = serve or self._shard.serving(what)
         try:
-            asked = as_keys(self._table, keys)
+            asked = self._shard.asked(keys)
             check()
             first, inverse, owners = self._distinct(asked)
         except Exception as found:
             error = error or found
             asked = Asked(_NONE, (0,), Texts.of([]))
             first, inverse, owners = self._distinct(asked)
-        name = f"{what} keys of table {self._table.name!r}"
+        name = f"{what} keys of table {self._name!r}"
         with self._ranks.midway(name):
             order = np.argsort(owners, kind="stable")
             given = np.bincount(owners, minlength=self._ranks.count)
@@ -114,9 +115,10 @@ class KeyExchange:
         texts = asked.texts if len(first) < len(inverse) else None
         if texts is not None and not texts.take(first[inverse]).equal(texts):  # two of one hash
             first = inverse = np.arange(inverse.size)
-        return first, inverse, self._owners_of(asked.codes[first])
+        return first, inverse, self.owners_of(asked.codes[first])
 
-    def _owners_of(self, codes: npt.NDArray[np.uint64]) -> Rows:
+    def owners_of(self, codes: npt.NDArray[np.uint64]) -> Rows:
+        """Return the rank that has each key, given its code."""
         owners: Rows = (
             partition_of_key(codes, self._partitions) * self._ranks.count // self._partitions
         )

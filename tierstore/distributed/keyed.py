@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tierstore._disk.partitioning import partition_of_key
 from tierstore._keys.growing import Asked
 from tierstore._progress import Shown, shown
 from tierstore._table import expiry, merging
-from tierstore._table.keyed import OTHERWISE, ByKey, KeyedTable, as_keys, serving, without_row
+from tierstore._table.keyed import OTHERWISE, ByKey, KeyedTable, ShardByKey, without_row
 from tierstore._table.missing import Missing
 from tierstore._table.table import check_open
 from tierstore.distributed.key_exchange import KeyExchange, Numbers
@@ -47,7 +46,8 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         self.shard = shard
         self.average = average
         self.rows: int = 0
-        self._exchange = KeyExchange(shard, partitions, ranks)
+        self._served = ShardByKey(shard)
+        self._exchange = KeyExchange(shard.name, self._served, partitions, ranks)
         self._ranks = ranks
         self._partitions = partitions
         numbers = Numbers(ranks.rank, ranks.count)
@@ -71,10 +71,8 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
 
     def is_here(self, keys: object) -> npt.NDArray[np.bool_]:
         """Return for each key whether this rank owns it, in their shape."""
-        asked = as_keys(self.shard, keys)
-        count = self._ranks.count
-        owners = partition_of_key(asked.codes, self._partitions) * count // self._partitions
-        here: npt.NDArray[np.bool_] = owners == self._ranks.rank
+        asked = self._served.asked(keys)
+        here: npt.NDArray[np.bool_] = self._exchange.owners_of(asked.codes) == self._ranks.rank
         return here.reshape(asked.shape)
 
     # -- rows
@@ -115,13 +113,13 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         """
         name = next(iter(self.fields)) if field is None else field
         asked, numbers = self._exchange.ask(
-            keys, "write", lambda: self.by_row._check_rows(keys, rows, name)
+            keys, "write", lambda: self.by_row.check_rows(keys, rows, name)
         )
         self.by_row.write(numbers.reshape(asked.shape), rows, name)
 
     def prefetch(self, keys: Any, *, window: int = 16) -> None:
         """Have the owners of coming keys bring their rows nearer. Collective."""
-        find = serving(self.shard, "announce")
+        find = self._served.serving("announce")
 
         def prefetched(asked: Asked) -> Rows:
             rows = find(asked)
@@ -142,7 +140,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         def removed(asked: Asked) -> Rows:
             nonlocal gone
             try:
-                gone = self.shard._removed(asked)
+                gone = self._served.remove(asked)
             except Exception as error:
                 self._ranks.fail(f"remove keys of table {self.name!r}", error)
                 raise
@@ -171,7 +169,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         self._ranks.agree("expire keys", {"table": self.name, **told})
         tallies = self._ranks.together(
             "count the uses of keys",
-            lambda: expiry.tally(self.shard._uses(unused_for=unused_for, fewer_than=fewer_than)),
+            lambda: expiry.tally(self._served.uses(unused_for=unused_for, fewer_than=fewer_than)),
         )
         told["keep_at_most"] = expiry.shares(tallies, keep_at_most)[self._ranks.rank]
         return self.shard.expire(**told)
@@ -202,7 +200,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         def merged() -> int:
             try:
                 wanted = None if shared else self.is_here
-                return self.shard._merged(shard, on_conflict, shown(progress), wanted)
+                return self._served.merge(shard, on_conflict, shown(progress), wanted)
             except Exception as error:
                 self._ranks.fail(f"merge table {self.name!r}", error)
                 raise
@@ -242,8 +240,7 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
 
         def check() -> None:
             nonlocal chosen
-            self.shard._named(field)
-            chosen = self.shard._chosen(missing, field)
+            chosen = self._served.missing(missing, field)
 
         asked, numbers = self._exchange.ask(keys, "train" if train else "read", check)
         unknown = np.flatnonzero(numbers < 0)
@@ -251,5 +248,5 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         return (
             numbers.reshape(asked.shape),
             unknown,
-            self.shard._first_values(asked, unknown, field, chosen),
+            self._served.first(asked, unknown, field, chosen),
         )

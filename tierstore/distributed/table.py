@@ -300,7 +300,7 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
 
         def check() -> None:
             nonlocal given
-            given = self._check_rows(ids, rows, name)
+            given = self.check_rows(ids, rows, name)
 
         with interrupts_deferred():
             request = self.exchange.ask(self._wanted(ids, Call("write", name), check))
@@ -326,7 +326,7 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
             self._ranks.fail(f"write rows of table {self.name!r}", error)
             raise
 
-    def _check_rows(self, ids: Any, rows: Any, name: str) -> Tensor:
+    def check_rows(self, ids: Any, rows: Any, name: str) -> Tensor:
         """Return rows of a field to write as a tensor.
 
         Raises InvalidTypeError, InvalidInputError and UnknownNameError.
