@@ -1413,6 +1413,67 @@ MUTANTS = [
         "if all(told):",
         "tests/distributed/test_confirming.py",
     ),
+    # One function of a store for one process and for ranks: what each state does in it.
+    Mutant(
+        "_store/ledger.py",
+        "        return [*self._partitions_of.values()]",
+        "        return [*self._partitions_of.values()][-1:]",
+        "tests/distributed/test_store.py",
+    ),
+    Mutant(
+        "_store/ledger.py",
+        "            self._partitions_of.pop(seq, None)\n",
+        "",
+        "tests/distributed/test_store.py",
+    ),
+    Mutant(
+        "_store/part.py",
+        "            self.check_whole(self.history.part(version, mark))",
+        "            self.history.part(version, mark)",
+        "tests/distributed/test_together.py",
+    ),
+    Mutant(
+        "distributed/apart.py",
+        "        own = self._is_own(ids)\n",
+        "        own = np.ones(len(ids), np.bool_)\n",
+        "tests/distributed/test_together.py",
+    ),
+    Mutant(
+        "distributed/apart.py",
+        "        self.roll_back()\n        with self.or_back(",
+        "        with self.or_back(",
+        "tests/distributed/test_together.py",
+    ),
+    Mutant(
+        "distributed/apart.py",
+        "        return self.or_back(what, drop_rows=True)",
+        "        return self.or_back(what)",
+        "tests/distributed/test_together.py",
+    ),
+    Mutant(
+        "distributed/apart.py",
+        "        with self.closed_when_broken(), super().alone(what):",
+        "        with super().alone(what):",
+        "tests/distributed/test_together.py",
+    ),
+    Mutant(
+        "distributed/apart.py",
+        '            self.ranks.fault = ""\n',
+        "",
+        "tests/distributed/test_together.py",
+    ),
+    Mutant(
+        "distributed/ranks.py",
+        "        outcome = (None if own is None else _described(own), value)",
+        "        outcome = (None, value)",
+        "tests/distributed/test_confirming.py",
+    ),
+    Mutant(
+        "distributed/lacking.py",
+        "        for name in given:\n            raise",
+        "        for name in ():\n            raise",
+        "tests/distributed/test_lacking.py",
+    ),
     # Batches that are announced are known in any shape, and a rank may be asked for no row.
     Mutant(
         "distributed/known.py",

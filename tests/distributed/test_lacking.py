@@ -58,7 +58,6 @@ def refused(rank: int, path: Path) -> list[str]:
     return told
 
 
-@pytest.mark.slow
 def test_calls_are_refused_with_the_way_on(tmp_path: Path) -> None:
     path = tmp_path / "parts"
     distributed.create(path, SPECS, partitions=2).close()
