@@ -2350,8 +2350,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/diff.py",
-        "if name == table}\n        data[",
-        "}\n        data[",
+        "if name == table}\n        if shown_lines",
+        "}\n        if shown_lines",
         "tests/cli/test_diff_patch_log.py::test_ids_and_keys_of_rows_that_differ",
     ),
     Mutant(
@@ -2638,8 +2638,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/plan.py",
-        '"training": training',
-        '"training": True',
+        'replay |= {"policy"',
+        'replay |= {"training": True, "policy"',
         "tests/cli/test_sizing.py::test_plan_for_reading_finds_the_memory_for_a_hit_rate_of_reads",
     ),
     Mutant(
@@ -2656,8 +2656,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/tierstore_cli/commands/load.py",
-        '"overflowed": done.overflowed',
-        '"overflowed": 0',
+        "**dataclasses.asdict(done)}",
+        '**dataclasses.asdict(done), "overflowed": 0}',
         "tests/cli/test_load_export.py::test_load_counts_what_overflows",
     ),
     Mutant(

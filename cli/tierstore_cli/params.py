@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -307,6 +308,16 @@ class StateField:
             return Field(1, "bfloat16")
         dtype = "float8_e4m3fn" if self.name in SIGNED else "float8_e5m2"
         return Field(dim, dtype, scale=Scale("float32"))
+
+
+def with_state(weight: Field, state: Iterable[list[StateField]]) -> dict[str, Field]:
+    """Return the fields of rows with a weight, and the state of --state; two of a name are none."""
+    fields = {"weight": weight}
+    for each in chain.from_iterable(state):
+        if each.name in fields:
+            raise click.UsageError(f"a row would have two fields named {each.name!r}")
+        fields[each.name] = each.beside(weight)
+    return fields
 
 
 def _near_preset(name: str) -> str | None:

@@ -57,6 +57,12 @@ def stream_options(function: Function) -> Function:
     return function
 
 
+def for_stream(options: dict[str, Any]) -> dict[str, Any]:
+    """Take what `stream_options` got out of options; return it as `load_stream` takes it."""
+    named = {name: options.pop(name) for name in ("column", "epochs", "shuffle", "memory")}
+    return {"batch_size": options.pop("batch"), **named}
+
+
 MEASURED = click.option(
     "--measured",
     type=FiniteRange(0, 1, min_open=True),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import Store, Table
-from tierstore_cli.output import Grid
+from tierstore_cli.output import Grid, Output
 
 ELEMENTS_SHOWN = 8
 _SHOWN_TOGETHER = 1024
@@ -39,14 +39,15 @@ def _rows(table: Table, fields: Sequence[str], ids: Sequence[int]) -> Iterator[d
         some = ids[start : start + _SHOWN_TOGETHER]
         read = table.by_row.read(some, list(fields), cache=False)
         columns = [read[field].tolist() for field in fields]
-        keys = [None] * len(some) if table.keys is None else map(_key, table.keys[np.asarray(some)])
-        for row, key, *vectors in zip(some, keys, *columns, strict=True):
+        for row, key, *vectors in zip(some, keys_of(table, some), *columns, strict=True):
             values = vectors[0] if len(fields) == 1 else dict(zip(fields, vectors, strict=True))
             yield {"id": row, "key": key, "values": values}
 
 
-def _key(key: Any) -> str | int:
-    return key if isinstance(key, str) else int(key)
+def keys_of(table: Table, ids: Any) -> list[Any]:
+    """Return the keys of rows, each None if the table has none."""
+    every = table.keys
+    return [None] * len(ids) if every is None else np.asarray(every[np.asarray(ids)]).tolist()
 
 
 def rows_grids(table: Table, field: str, ids: range) -> Iterator[Grid]:
@@ -69,7 +70,7 @@ def _grid(table: Table, field: str, ids: range) -> Grid:
     dim = values.shape[1]
     count = min(dim, ELEMENTS_SHOWN)
     more = ["…"] if dim > count else []
-    keys = [] if table.keys is None else [map(_key, table.keys[np.asarray(ids, np.int64)])]
+    keys = [] if table.keys is None else [keys_of(table, np.asarray(ids, np.int64))]
     head = ["ROW", "KEY"] if keys else ["ROW"]
     lines = [
         [*named, *(f"{x:.6g}" for x in vector), *more]
@@ -77,6 +78,33 @@ def _grid(table: Table, field: str, ids: range) -> Grid:
     ]
     headers = [*head, *map(str, range(count)), *(f"… {dim}" for _ in more)]
     return Grid(headers, lines, right=frozenset({0, *range(len(head), len(head) + count)}))
+
+
+def shown_lines(
+    out: Output,
+    data: dict[str, Any],
+    store: Store,
+    changed: Mapping[str, npt.NDArray[np.int64]] | None,
+    gone: Removed | None,
+    head: Sequence[object] = (),
+) -> bool:
+    """Add ids of rows that changed, and keys that are gone, to an object that is to be printed.
+
+    Without --json, print a line for each instead, after `head`; whether lines were printed.
+    """
+    if out.as_json:
+        if gone is not None:
+            data["removed"] = by_table(gone)
+        if changed is not None:
+            data["rows"] = {name: ids_and_keys(store[name], each) for name, each in changed.items()}
+        return False
+    for name, keys in gone or ():
+        for key in keys:
+            out.cells([*head, name, key])
+    for name, rows in (changed or {}).items():
+        for cells in id_lines(store[name], rows):
+            out.cells([*head, *cells])
+    return gone is not None or changed is not None
 
 
 def id_lines(table: Table, rows: npt.NDArray[np.int64]) -> Iterator[list[object]]:
@@ -113,7 +141,7 @@ def removed_keys(old: Mapping[str, Any], store: Store) -> Removed:
             ):
                 gone = table.lookup(some, missing=-1) < 0
             if gone.any():
-                yield name, [_key(some[at]) for at in np.flatnonzero(gone).tolist()]
+                yield name, np.asarray(some)[gone].tolist()
 
 
 def by_table(removed: Removed) -> dict[str, list[str | int]]:
@@ -126,5 +154,4 @@ def by_table(removed: Removed) -> dict[str, list[str | int]]:
 
 def ids_and_keys(table: Table, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
     """Return the ids of rows, with their keys, or None where the table has none."""
-    keys = None if table.keys is None else np.asarray(table.keys[rows]).tolist()
-    return {"ids": rows.tolist(), "keys": keys}
+    return {"ids": rows.tolist(), "keys": None if table.keys is None else keys_of(table, rows)}

@@ -15,14 +15,7 @@ from tierstore_cli import params
 from tierstore_cli.command import Command, given_here
 from tierstore_cli.failure import Unchanged
 from tierstore_cli.output import Grid, Output
-from tierstore_cli.shown_rows import (
-    Removed,
-    by_table,
-    id_lines,
-    ids_and_keys,
-    keys_by_table,
-    removed_keys,
-)
+from tierstore_cli.shown_rows import Removed, keys_by_table, removed_keys, shown_lines
 from tierstore_cli.stores import open_store
 
 
@@ -93,28 +86,17 @@ def diff(
             line = f"wrote {patch}: {written}, {format_bytes(made.bytes)}"
             out.show(data, line)
             return
-        if removed:
-            gone = _removed(store, old, opened, table)
-            if not out.as_json:
-                for name, keys in gone:
-                    for key in keys:
-                        out.cells([name, key])
-                return
-            data["removed"] = by_table(gone)
+        gone = _removed(store, old, opened, table) if removed else None
+        if removed and not out.as_json:
+            shown_lines(out, data, opened, None, gone)
+            return
         changed = opened.changed(old)
         if table is not None:
             opened[table]
             changed = {name: rows for name, rows in changed.items() if name == table}
-        data["tables"] = {name: rows.size for name, rows in changed.items()}
-        if listed and not out.as_json:
-            for name, rows in changed.items():
-                for cells in id_lines(opened[name], rows):
-                    out.cells(cells)
+        if shown_lines(out, data, opened, changed if listed else None, gone):
             return
-        if listed:
-            data["rows"] = {
-                name: ids_and_keys(opened[name], rows) for name, rows in changed.items()
-            }
+        data["tables"] = {name: rows.size for name, rows in changed.items()}
     out.show(data, *_counts(data["tables"], old, data["to"]))
 
 

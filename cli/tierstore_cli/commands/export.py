@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -210,21 +211,16 @@ def export(
                     overflowed=done.overflowed,
                 ),
             )
-    data: dict[str, Any] = {
+    data = {
         "store": params.full_name(store),
         "version": version,
         "table": chosen.name,
         "fields": written,
         "out": params.full_name(target),
-        "rows": done.rows,
-        "dim": done.dim,
-        "dtype": done.dtype,
-        "bytes": done.bytes,
-        "overflowed": done.overflowed,
-        "notes": list(done.notes),
+        **dataclasses.asdict(done),
     }
-    if skip_damaged:
-        data["skipped"] = done.skipped
+    for name in ("path", *([] if skip_damaged else ["skipped"])):
+        del data[name]
     if done.skipped:
         out.note(f"Warning: {some_rows(chosen.name, done.skipped)} and NaN in {target}")
     for note in done.notes:
@@ -246,16 +242,9 @@ def _finish(out: Output, target: params.Place, *, force: bool) -> None:
             raise Failure(f"{target} has no parts; write them with --part") from None
         raise Unchanged(f"{target} has no parts left to put together; nothing written") from None
     rows = whole.all_rows[1] - whole.all_rows[0]
-    data = {
-        "out": params.full_name(target),
-        "version": whole.version,
-        "table": whole.table,
-        "fields": whole.fields,
-        "rows": rows,
-        "dim": whole.dim,
-        "dtype": whole.dtype,
-        "overflowed": whole.overflowed,
-    }
+    data = {"out": params.full_name(target), **dataclasses.asdict(whole), "rows": rows}
+    for name in ("store", "keyed", "all_rows"):
+        del data[name]
     out.show(data, f"wrote {target}: {counted(rows, 'row')} of {whole.dim} {whole.dtype}")
 
 

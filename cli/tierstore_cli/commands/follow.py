@@ -14,7 +14,7 @@ from tierstore_cli import params
 from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.output import Output
-from tierstore_cli.shown_rows import by_table, id_lines, ids_and_keys, keys_by_table, removed_keys
+from tierstore_cli.shown_rows import keys_by_table, removed_keys, shown_lines
 from tierstore_cli.stores import open_store
 
 
@@ -74,23 +74,12 @@ def follow(
                 "step": new.step,
                 "tables": counts,
             }
-            if listed:
-                data["rows"] = {
-                    name: ids_and_keys(opened[name], rows) for name, rows in new.rows.items()
-                }
-            if removed:
-                data["removed"] = by_table(removed_keys(before, opened))
-                before = _held(opened)
-            if removed and not out.as_json:
-                for name, keys in data["removed"].items():
-                    for key in keys:
-                        out.cells([new.version, name, key])
-            elif listed and not out.as_json:
-                for name, rows in new.rows.items():
-                    for cells in id_lines(opened[name], rows):
-                        out.cells([new.version, *cells])
-            else:
+            gone = removed_keys(before, opened) if removed else None
+            rows = new.rows if listed else None
+            if not shown_lines(out, data, opened, rows, gone, [new.version]):
                 out.show(data, _line(opened, counts))
+            if removed:
+                before = _held(opened)
             out.flush()
             if program is not None:
                 _run(program, data)

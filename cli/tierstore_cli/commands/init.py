@@ -178,11 +178,7 @@ def _spec(
     """Return the table's spec; conflicting options are a usage error."""
     try:
         check_name(table)
-        fields = {"weight": Field(*weight)}
-        for each in (field for group in state for field in group):
-            if each.name in fields:
-                raise click.UsageError(f"a row would have two fields named {each.name!r}")
-            fields[each.name] = each.beside(fields["weight"])
+        fields = params.with_state(Field(*weight), state)
         return TableSpec(fields=fields, backend=backend, sparse=sparse, **by_key)
     except (InvalidInputError, InvalidTypeError) as error:
         raise click.UsageError(str(error)) from None

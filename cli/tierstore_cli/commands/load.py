@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -63,13 +64,9 @@ def load(
     table: str | None,
     fields: Sequence[str] | None,
     keys: str | None,
-    dtype: str | None,
     memory: int,
-    duplicates: Literal["error", "first", "last"],
-    upsert: bool,
-    expand: bool,
     dry_run: bool,
-    **text: Any,
+    **options: Any,
 ) -> None:
     """Load the rows of SRC into a table of STORE, replacing all rows of the table.
 
@@ -114,7 +111,8 @@ def load(
         places = [files.enter_context(as_file(each, suffix)) for each in ordered]
         file = places[0] if len(places) == 1 else places
         if dry_run:
-            _show_first(out, file, field=fields, dtype=dtype, memory=memory, expand=expand, **text)
+            del options["duplicates"], options["upsert"]
+            _show_first(out, file, field=fields, memory=memory, **options)
             return
         names: Any = keys_in(keys, memory) if keys and is_stream(keys) else keys
 
@@ -126,34 +124,15 @@ def load(
                     table=table,
                     field=fields,
                     keys=names,
-                    dtype=dtype,
-                    duplicates=duplicates,
-                    upsert=upsert,
-                    expand=expand,
                     memory=memory,
                     allow_untested=allow_untested(),
                     progress=progress,
-                    **text,
+                    **options,
                 )
 
         done = awaited(work)  # another process may make the store meanwhile, and have it open
     say_reading(out, done)
-    data = {
-        "store": params.full_name(store),
-        "source": source,
-        "table": done.table,
-        "field": done.field,
-        "rows": done.rows,
-        "dim": done.dim,
-        "dtype": done.dtype,
-        "created": done.created,
-        "keys": done.keys,
-        "overflowed": done.overflowed,
-        "version": done.version,
-        "read_as": done.read_as,
-        "notes": list(done.notes),
-        "added": done.added,
-    }
+    data = {"store": params.full_name(store), "source": source, **dataclasses.asdict(done)}
     into = f"{'made' if done.created else 'loaded'} table {done.table}, field {done.field}"
     shape = f"{counted(done.rows, 'row')} of {done.dim} {done.dtype}"
     shape += ", with keys" if done.keys else ""
@@ -184,26 +163,16 @@ def say_reading(out: Output, done: ImportResult | Preview) -> None:
 
 def _show_first(out: Output, source: str | list[str], **options: Any) -> None:
     """Show what a load would read."""
-    found = preview(source, **options)
-    say_reading(out, found)
-    data = {
-        "source": source,
-        "rows": found.rows,
-        "dim": found.dim,
-        "dtype": found.dtype,
-        "read_as": found.read_as,
-        "notes": list(found.notes),
-        "keys": found.keys,
-        "first": found.first.tolist(),
-    }
-    keys = found.keys or range(len(found.first))
-    more = ["…"] if found.dim > SHOWN else []
+    seen = preview(source, **options)
+    say_reading(out, seen)
+    first = seen.first.tolist()
+    more = ["…"] if seen.dim > SHOWN else []
     rows = [
         [key, *(f"{value:.9g}" for value in row[:SHOWN]), *more]
-        for key, row in zip(keys, found.first.tolist(), strict=True)
+        for key, row in zip(seen.keys or range(len(first)), first, strict=True)
     ]
     out.show(
-        data,
-        f"{counted(found.rows, 'row')} of {found.dim} {found.dtype}; nothing was loaded",
+        {"source": source, **dataclasses.asdict(seen), "first": first},
+        f"{counted(seen.rows, 'row')} of {seen.dim} {seen.dtype}; nothing was loaded",
         Grid((), rows),
     )

@@ -17,6 +17,7 @@ from tierstore_cli.output import Grid, Output
 from tierstore_cli.params import COUNT_OF, FIELD, READ_STORE, TABLE, VERSION, Place, full_name
 from tierstore_cli.picking import picked_ids, picking_options
 from tierstore_cli.pipes import FORMAT, as_file
+from tierstore_cli.shown_rows import keys_of
 from tierstore_cli.stores import choose_field, choose_table, open_to_read, version_of
 
 
@@ -91,7 +92,7 @@ def near(
         left_out = [*ids[:, None], *(np.empty(0, np.int64) for _ in vectors)]
         most = min(count, chosen.rows)
         scores, nearest = chosen.topk(queries, most, field, exclude=left_out, metric=by)
-        of = [*zip(ids.tolist(), _keys(chosen, ids), strict=True), *((None, None) for _ in vectors)]
+        of = [*zip(ids.tolist(), keys_of(chosen, ids), strict=True), *[(None, None)] * len(vectors)]
         answers = [
             {"id": row, "key": key, "near": _rows(chosen, *best)}
             for (row, key), *best in zip(of, scores, nearest, strict=True)
@@ -131,15 +132,11 @@ def _vectors(
     return np.concatenate(vectors)
 
 
-def _keys(table: Table, ids: npt.NDArray[np.int64]) -> list[Any]:
-    return [None] * len(ids) if table.keys is None else np.asarray(table.keys[ids]).tolist()
-
-
 def _rows(table: Table, scores: Any, ids: Any) -> list[dict[str, Any]]:
     scores, ids = scores[ids >= 0], ids[ids >= 0]
     return [
         {"id": row, "key": key, "score": score}
-        for row, key, score in zip(ids.tolist(), _keys(table, ids), scores.tolist(), strict=True)
+        for row, key, score in zip(ids.tolist(), keys_of(table, ids), scores.tolist(), strict=True)
     ]
 
 

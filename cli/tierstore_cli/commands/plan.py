@@ -22,7 +22,7 @@ from tierstore_cli.bars import Progress
 from tierstore_cli.command import Command
 from tierstore_cli.output import Grid, Output
 from tierstore_cli.printing import percent
-from tierstore_cli.replaying import DEPTH, MEASURED, PLOT, stream_options, use_option
+from tierstore_cli.replaying import DEPTH, MEASURED, PLOT, for_stream, stream_options, use_option
 from tierstore_cli.stores import choose_table, open_store
 
 
@@ -94,16 +94,9 @@ def plan(
     link: int | None,
     policy: str,
     trace: Path | None,
-    batch: int | None,
-    column: str | None,
-    epochs: int,
-    shuffle: bool,
-    memory: int,
-    training: bool,
-    depth: int,
-    measured: float,
     directory: Path | None,
     picture: Path | None,
+    **replay: Any,
 ) -> None:
     """Predict the size of a table, the rows that fit each tier, hit rates and the time of a step.
 
@@ -135,7 +128,8 @@ def plan(
     if store is None:
         if table is not None or rows is None or dim is None:
             raise click.UsageError("give a STORE, or --rows and --dim of a table")
-        spec = _spec(rows, dim, dtype or "float32", state)
+        fields = params.with_state(Field(dim, dtype or "float32"), state)
+        spec = TableSpec(rows=rows, fields=fields)
     else:
         if given:
             raise click.UsageError(f"STORE has the sizes of its tables: no {', '.join(given)}")
@@ -157,24 +151,9 @@ def plan(
         )
     with Progress("replaying") as progress:
         table_size = rows, spec.layout.record_bytes
-        replay: dict[str, Any] = {
-            "policy": policies.choose(policy),
-            "training": training,
-            "depth": depth,
-            "measured": measured,
-            "progress": progress,
-        }
-        stream = None
-        if trace is not None:
-            stream = load_stream(
-                trace,
-                batch_size=batch,
-                column=column,
-                rows=rows,
-                epochs=epochs,
-                shuffle=shuffle,
-                memory=memory,
-            )
+        options = for_stream(replay)
+        stream = None if trace is None else load_stream(trace, rows=rows, **options)
+        replay |= {"policy": policies.choose(policy), "progress": progress}
         if hits is not None and stream is not None:
             host = host_for_hits(*table_size, stream, hits, **replay)
         found = make_plan(
@@ -194,14 +173,6 @@ def plan(
         where = "" if directory == Path() else f" {directory}"
         lines.append(f"for times, measure this machine: tierstore bench{where}")
     out.show(data, *lines)
-
-
-def _spec(rows: int, dim: int, dtype: str, state: tuple[list[params.StateField], ...]) -> TableSpec:
-    """Return the spec of a table that there need not be."""
-    weight = Field(dim, dtype)
-    fields = {"weight": weight}
-    fields |= {each.name: each.beside(weight) for group in state for each in group}
-    return TableSpec(rows=rows, fields=fields)
 
 
 def _divided(spaces: list[SpacePlan]) -> Grid:

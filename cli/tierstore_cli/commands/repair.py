@@ -101,17 +101,9 @@ def repair(
             progress=progress,
         )
     tables = {name: dataclasses.asdict(each) for name, each in report.tables.items()}
-    data = {
-        "store": full_name(store),
-        "dest": full_name(dest),
-        "version": report.version,
-        "complete": report.complete,
-        "filled": report.filled,
-        "tables": tables,
-        "left_out": report.left_out,
-        "adopted": report.adopted,
-        "list": str(report.listed),
-    }
+    data = {"store": full_name(store), "dest": full_name(dest), "list": str(report.listed)}
+    told = ("version", "complete", "filled", "left_out", "adopted")
+    data |= {name: getattr(report, name) for name in told} | {"tables": tables}
     rows = [
         (name, f"{each.rows:,}", f"{each.older:,}", f"{each.filled:,}", f"{each.unknown:,}")
         for name, each in report.tables.items()

@@ -66,21 +66,14 @@ from tierstore_cli.stores import choose_table, open_to_read
 def simulate(
     out: Output,
     trace: Path,
-    batch: int | None,
-    column: str | None,
-    epochs: int,
-    shuffle: bool,
-    memory: int,
     rows: int | None,
     store: Place | None,
     table: str | None,
     policies: tuple[str, ...],
     sizes: tuple[int | float, ...],
-    training: bool,
     no_optimum: bool,
-    depth: int,
-    measured: float,
     picture: Path | None,
+    **replay: Any,
 ) -> None:
     """Replay the ids of TRACE through policies and sizes, and print their hit rates.
 
@@ -105,22 +98,17 @@ def simulate(
     with Progress("replaying") as progress:
         stream = load_stream(
             trace,
-            batch_size=batch,
-            column=column,
             rows=rows if of is None else of["rows"],
-            epochs=epochs,
-            shuffle=shuffle,
-            memory=memory,
+            **replaying.for_stream(replay),
         )
         found = run(
             stream,
             policies=policies or POLICIES,
             sizes=sizes or SIZES,
             with_optimum=not no_optimum,
-            leases=training,
-            depth=depth,
-            measured=measured,
+            leases=replay.pop("training"),
             progress=progress,
+            **replay,
         )
     if picture is not None:
         plot.miss_ratios(found, picture)

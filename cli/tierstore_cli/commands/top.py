@@ -20,6 +20,8 @@ from tierstore_cli.params import COUNT, FILE, READ_STORE, Place, every_option, f
 from tierstore_cli.printing import percent
 from tierstore_cli.stores import open_store
 
+_SHOWN = ("name", "rows", "disk_bytes", "delta_rows", "delta_bytes")
+"""What is shown of a table."""
 Figures = dict[tuple[str, str, str], float]
 
 
@@ -73,18 +75,9 @@ def _of_store(store: Store) -> dict[str, Any]:
     return {
         "version": info.version,
         "step": info.step,
-        "age_seconds": None if newest.time is None else max(0.0, round(time.time() - newest.time)),
+        "age_seconds": None if newest.time is None else max(0, round(time.time() - newest.time)),
         "written_rows": newest.written_rows,
-        "tables": [
-            {
-                "name": each.name,
-                "rows": each.rows,
-                "disk_bytes": each.disk_bytes,
-                "delta_rows": each.delta_rows,
-                "delta_bytes": each.delta_bytes,
-            }
-            for each in info.tables
-        ],
+        "tables": [{name: getattr(each, name) for name in _SHOWN} for each in info.tables],
     }
 
 
