@@ -52,13 +52,14 @@ demo: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 demo: $(READY)
 	@echo "Training word vectors of the documentation on this machine, in a quarter of the memory they need."
 	@$(BIN)/python examples/word2vec.py --store $(DEMO)/words.tier
-	@$(BIN)/tierstore report $(DEMO)/words.tier $(DEMO)/report.html --table input --key python --force
+	@$(BIN)/tierstore report $(DEMO)/words.tier $(DEMO)/report.html --table input --key python \
+	  --history $(DEMO)/words.hits.jsonl --force
 	@$(BIN)/tierstore export $(DEMO)/words.tier $(DEMO)/words.npy --table input --force
 	@echo
 	@echo "A picture of the words: open $(DEMO)/report.html in a browser. Next, try:"
 	@echo "  1. $(BIN)/tierstore near $(DEMO)/words.tier --table input --key file"
 	@echo "  2. $(BIN)/python examples/word2vec.py --store $(DEMO)/words.tier --epochs 12 --budget 1MiB"
-	@echo "  3. docs/how-to/replace-an-embedding.md: the four lines that change in a script of yours"
+	@echo "  3. docs/how-to/replace-an-embedding.md: what changes in a script of yours"
 
 # One process a processor that may be used, each with tests of its own files while it has some. They and
 # their children share compiled modules.

@@ -10,10 +10,8 @@ WIDTH, LEFT, BAR, STEP = 720, 236, 18, 28
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #4b5563 }
 .ours { fill: #2a6fdb } .peer { fill: #9aa4b2 } .limit { fill: #d0d5dd }
-text.title { font-weight: 600; fill: #1d2530 }
 @media (prefers-color-scheme: dark) {
   text { fill: #a8b1bd } .peer { fill: #6b7583 } .limit { fill: #3f4855 } .ours { fill: #6ea8e6 }
-  text.title { fill: #e3e7ec }
 }
 """
 
@@ -21,10 +19,10 @@ text.title { font-weight: 600; fill: #1d2530 }
 def bars(title: str, unit: str, figures: Mapping[str, float]) -> str:
     """Return one bar for each name, in the order given, with its figure behind it."""
     most = max(figures.values())
-    height = 40 + STEP * len(figures) + 22
-    parts = [f'<text class="title" x="0" y="16">{escape(title)}</text>']
+    height = 4 + STEP * len(figures) + 22
+    parts = []
     for number, (name, value) in enumerate(figures.items()):
-        y = 36 + STEP * number
+        y = 4 + STEP * number
         long = max(1.0, (WIDTH - LEFT - 76) * value / most)
         parts.append(f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
         parts.append(

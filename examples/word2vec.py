@@ -131,6 +131,7 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
     opt = TieredOptimizer(torch.optim.Adagrad, [inputs, outputs], lr=lr)
     run = tierstore.Checkpoint(store, opt=opt)
     first, start = run.resume(), time.perf_counter()
+    history = tierstore.stats.History(store["input"])
     print(f"{rows:,} different words of {dim} numbers; epochs {first + 1} to {given.epochs}")
 
     for epoch in range(first + 1, given.epochs + 1):
@@ -139,11 +140,14 @@ with tierstore.open(path, "r+", budget=budget, device=given.device) as store:
             loss.backward()
             opt.step()
             done = (epoch - first - 1) * steps + step
+            if step % 20 == 0:
+                history.sample(done)
             speed = done * batch / (time.perf_counter() - start)
             tell(f"epoch {epoch}, step {step} of {steps}: {speed:,.0f} pairs/s")
         run.commit(epoch)
         tell(f"epoch {epoch}: loss {loss / batch:.3f}, {speed:,.0f} pairs/s, committed", last=True)
 
+    history.save(path.with_suffix(".hits.jsonl"))  # for `tierstore report --history`
     stats = store["input"].stats()
     with torch.no_grad():
         held = np.mean([float(loss_of(*pairs(held_out))) for _ in range(20)])

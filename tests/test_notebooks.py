@@ -103,9 +103,40 @@ def test_what_is_printed_does_not_grow_with_what_there_is(tmp_path):
         for thing in (store, store.info()):
             assert len(repr(thing)) < 500
             assert len(thing._repr_html_()) < 5_000
-        for step in range(3):
-            store.commit(step=step)
+        for step in range(30):
+            store.commit(step=step, keep=f"v{step}")
         assert len(repr(store["table-7"])) < 100
+        assert len(store.versions()) == 30 and len(repr(store.versions())) < 2_000
+        assert len(repr(store.versions()[-1])) < 500
+        for space in store.info().spaces:
+            assert len(repr(space)) < 600
+        assert len(repr(store.save(tmp_path / "copy.tier"))) < 500
+        assert len(repr(store.verify())) < 500
+        assert len(repr(store.update_copy(tmp_path / "again.tier"))) < 800
+    np.save(tmp_path / "rows.npy", np.ones((2, 1), np.float32))
+    with tierstore.attach(dict.fromkeys(names, tmp_path / "rows.npy")) as attached:
+        assert len(repr(attached)) < 200
+
+
+def test_every_object_says_what_it_is(store, tmp_path):
+    """Short, whatever it holds, and not by its address."""
+    item = store["item"]
+    history = tierstore.stats.History(item)
+    for step in range(50):
+        item.read(range(100))
+        history.sample(step)
+    shown = {
+        "History(51 samples, up to step 49)": history,
+        "Checkpoint(Store(": tierstore.Checkpoint(store, numbers=np.random.default_rng()),
+    }
+    with item.lease(np.arange(90)) as lease, item.record(tmp_path / "run.trace") as recording:
+        item.read(range(100))
+        shown |= {"HostLease(90 rows)": lease, "Recording(": recording}
+        for start, thing in shown.items():
+            assert repr(thing).startswith(start) and len(repr(thing)) < 300
+    rates = sizing.simulate(stream(), sizes=tuple(np.linspace(0.01, 1, 90)))
+    assert len(rates.points) > 90 and len(repr(rates)) < 1_500
+    assert repr(rates).startswith("Simulation(rows=100, batches=5")
 
 
 def test_names_of_tables_complete(store):

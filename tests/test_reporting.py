@@ -44,8 +44,24 @@ def test_a_report_says_what_the_store_holds(store, tmp_path):
     text = page_of(store, tmp_path / "r.html")
     for expected in ("word", "thin", "zero", "best", "weight:6:float32", "version 3, step 4"):
         assert expected in text
-    assert text.count("<svg") == 1 + 2 * 3
+    assert "A store of tierstore: 3 tables, 305 rows, as of version 3, step 4;" in text
+    assert text.count("<svg") == 2 * 3
     assert text.count("<circle class=") == 299 + 4 + 1  # the row with a NaN is left out
+
+
+def test_a_report_says_what_older_versions_take(tmp_path):
+    """And draws what versions wrote, where these are more than the table shows at a glance."""
+    spec = tierstore.TableSpec(20_000, 8)
+    with tierstore.create(tmp_path / "s.tier", {"t": spec}, keep=4) as store:
+        assert "tierstore fold" not in page_of(store, tmp_path / "one.html")
+        for step in range(3):
+            store["t"].write(range(20_000), np.full((20_000, 8), step, "f4"))
+            store.commit(step=step)
+        text = page_of(store, tmp_path / "more.html")
+        assert text.count("<svg") == 3 and "rows written by the versions" in text
+        assert "<code>tierstore fold</code> gives it back" in text
+        store.fold()
+        assert "tierstore fold" not in page_of(store, tmp_path / "folded.html")
 
 
 def test_neighbours_are_listed_and_marked(store, tmp_path):

@@ -1,9 +1,24 @@
-"""Tables as notebooks show them: a caption, a line of names, and cells."""
+"""What notebooks and prompts show: tables with a caption, and a line of bounded length."""
 
 from __future__ import annotations
 
+import dataclasses
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxother = _BRIEF.maxstring = 200
+
+
+def brief(thing: Any) -> str:
+    """Return the `repr` of a data class or a list, with the first six of what there is more of."""
+    if isinstance(thing, list):
+        return _BRIEF.repr([*thing])
+    fields = dataclasses.fields(thing)
+    shown = (f"{each.name}={_BRIEF.repr(getattr(thing, each.name))}" for each in fields)
+    return f"{type(thing).__name__}({', '.join(shown)})"
 
 
 def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

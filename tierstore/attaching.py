@@ -43,6 +43,7 @@ from tierstore._formats import (
     split_name,
 )
 from tierstore._formats.files import open_input
+from tierstore._html import brief
 from tierstore._io import File
 from tierstore._memory_table import Unversioned
 from tierstore._table.backing import Backing
@@ -159,7 +160,7 @@ class Attached(Closing, Mapping[str, Table]):
 
     def __repr__(self) -> str:
         """Name the tables."""
-        return f"Attached({list(self._tables)}{', closed' if self.door.closed else ''})"
+        return f"Attached({brief([*self._tables])}{', closed' if self.door.closed else ''})"
 
     def __reduce__(self) -> tuple[Callable[..., Attached], tuple[object, ...]]:
         """Pickle as what to attach again: in host memory, as a worker must not use the GPU."""

@@ -58,6 +58,10 @@ class Checkpoint:
         self.extra: dict[str, Any] = {}
         """The additional values of the last commit; filled in by `resume`."""
 
+    def __repr__(self) -> str:
+        """Name the store and the parts of the run."""
+        return f"Checkpoint({self._store!r}, {', '.join(self._parts)})"
+
     def commit(self, step: int, *, keep: str | None = None, **extra: Any) -> int:
         """Commit the store at a step, with the state of every part and additional values.
 

@@ -23,6 +23,7 @@ from tierstore._dtypes import (
 from tierstore._formats import format_of, keys_beside, locate, open_sink, read_keys
 from tierstore._formats.base import block_rows_for
 from tierstore._formats.keys import typed
+from tierstore._html import brief
 from tierstore._kinds import check_table
 from tierstore._progress import Shown, report_nothing, shown
 from tierstore._store.versions import refuse_inside_store
@@ -58,6 +59,8 @@ class ExportResult:
         skipped: ids of damaged rows, written as NaN, in ascending order.
         notes: what was not written, a sentence each.
     """
+
+    __repr__ = brief
 
     path: Path
     rows: int

@@ -20,6 +20,7 @@ from tierstore._formats import TextOptions, fetched, open_source, read_keys, spl
 from tierstore._formats.base import Source
 from tierstore._formats.files import by_numbers
 from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._html import brief
 from tierstore._io import publish
 from tierstore._keys.strings import Strings, may_repeat
 from tierstore._keys.text import Texts
@@ -75,6 +76,8 @@ class ImportResult:
         notes: what was left out, kept or narrowed, a sentence each.
         added: of an upsert, the number of rows that the table did not have.
     """
+
+    __repr__ = brief
 
     table: str
     field: str

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tierstore import _io
+from tierstore._html import brief
 from tierstore._kinds import check_store
 from tierstore._progress import Overall, Progress, Shown, report_nothing, shown
 from tierstore._store.versions import refuse_inside_store
@@ -45,6 +46,8 @@ class PublishResult:
         changed: False if the link led to this version already, and nothing was written.
         removed: the older versions whose directories were removed.
     """
+
+    __repr__ = brief
 
     path: Path
     version: int

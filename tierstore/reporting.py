@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tierstore import _io, _svg
 from tierstore.budget import format_bytes
-from tierstore.errors import InvalidInputError
+from tierstore.errors import InvalidInputError, counted
 from tierstore.sizing import Simulation
 from tierstore.stats import HitRates
 
@@ -35,6 +35,10 @@ _MOST_TABLES = 20
 _SAMPLES = 400
 """Points of a curve over time; of more samples, several are averaged."""
 _CURVES = 6
+_FEWEST_BARS = 3
+"""Versions of which a chart shows more than the table beside it."""
+_MUCH_MORE = 1.5
+"""Times its data that a store takes on the disk before the page says why."""
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2530; --dim: #66707d; --rule: #d7dce2; --dot: #2a6fbb }
@@ -55,6 +59,9 @@ svg text { fill: var(--dim); paint-order: stroke; stroke: Canvas; stroke-width: 
 svg rect, .dot { fill: var(--dot) } .dot { fill-opacity: .55 }
 .far { fill: none; stroke: var(--dot); stroke-opacity: .6 }
 .mark { fill: #c8553d } .axis { fill: none; stroke: var(--rule) }
+@media (max-width: 40rem) {
+  svg { min-width: 0; font-size: 16px } table { font-size: .8rem } td, th { padding-right: .45rem }
+}
 """
 
 Floats = npt.NDArray[np.float64]
@@ -141,8 +148,17 @@ def _figure(picture: str, caption: str) -> str:
 def _head(store: Store) -> Iterator[str]:
     info = store.info()
     step = "" if info.step is None else f", step {info.step:,}"
+    rows = sum(each.rows for each in info.tables)
     yield f"<h1>{escape(Path(str(store.path)).name)}</h1>"
-    yield f"<p>version {info.version:,}{step}, {info.size}</p>"
+    yield (
+        f"<p>A store of tierstore: {counted(len(info.tables), 'table')}, {counted(rows, 'row')}, "
+        f"as of version {info.version:,}{step}; {info.size}.</p>"
+    )
+    if (info.allocated_bytes or 0) > _MUCH_MORE * info.data_bytes:
+        yield (
+            "<p>What is beside the data belongs to older versions, or is not folded yet: "
+            "<code>tierstore fold</code> gives it back, and drops these versions.</p>"
+        )
 
 
 def _tables(store: Store, shown: Sequence[str]) -> Iterator[str]:
@@ -174,7 +190,7 @@ def _time(seconds: int | None) -> str:
 def _versions(store: Store) -> Iterator[str]:
     versions = store.versions()
     yield "<h2>Versions</h2>"
-    if any(each.written_rows for each in versions):
+    if sum(each.written_rows > 0 for each in versions) >= _FEWEST_BARS:
         titles = [
             f"version {each.version}, {_time(each.time)}: {each.written_rows:,} rows"
             for each in versions

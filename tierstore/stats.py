@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from tierstore import _html, _io
+from tierstore._html import brief
 from tierstore._kinds import check_store, check_table
 from tierstore.budget import format_bytes
 from tierstore.errors import FormatError, InvalidInputError
@@ -229,6 +230,10 @@ class History:
         self.samples: list[Sample] = []
         self.sample(0)
 
+    def __repr__(self) -> str:
+        """Say how many samples there are, and up to which step."""
+        return f"History({len(self.samples)} samples, up to step {self.samples[-1].step})"
+
     def sample(self, step: int) -> None:
         """Take a sample after a step. Waits for the GPU, if there is one.
 
@@ -300,6 +305,8 @@ class HitRates:
         at: when each sample was taken, ascending.
         rates: by (table, tier), a rate for each sample, None if the sample has no requests.
     """
+
+    __repr__ = brief
 
     unit: str
     at: tuple[float, ...]
@@ -438,6 +445,8 @@ class SpaceInformation:
 
     `disk_bytes`, `delta_rows` and `delta_bytes` are added up over the tables.
     """
+
+    __repr__ = brief
 
     tables: tuple[str, ...]
     rows: int
@@ -589,6 +598,8 @@ class Version:
     was dropped. A version that restored one, or that earlier programs wrote, has none.
     """
 
+    __repr__ = brief
+
     version: int
     step: int | None
     seq: int
@@ -604,6 +615,8 @@ class Version:
 
 class Versions(list[Version]):
     """Versions, oldest first: a list that notebooks show as a table."""
+
+    __repr__ = brief
 
     def _repr_html_(self) -> str:
         """Return the HTML for notebooks; of many versions, that of the newest."""

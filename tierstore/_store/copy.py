@@ -23,6 +23,7 @@ from tierstore._disk.manifest import (
     TableInfo,
     unique_name,
 )
+from tierstore._html import brief
 from tierstore._progress import Overall, Progress
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.payload import Payload, copy_payload
@@ -43,6 +44,8 @@ class Skipped:
         keys: tables with omitted keys.
         payload: names of omitted values.
     """
+
+    __repr__ = brief
 
     rows: dict[str, list[int]] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)

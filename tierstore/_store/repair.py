@@ -28,6 +28,7 @@ from tierstore._disk.manifest import (
     unique_name,
 )
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._html import brief
 from tierstore._keys.growing import KeyMap
 from tierstore._progress import Overall, Shown, shown
 from tierstore._store.copy import write_copy
@@ -101,6 +102,8 @@ class RepairReport:
         adopted: the versions that no manifest names, which were taken with `adopt`, ascending.
         listed: the CSV file of the rows without their newest image.
     """
+
+    __repr__ = brief
 
     version: int
     listed: Path

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tierstore._disk.keys import as_stored
 from tierstore._disk.manifest import Manifest, Origin, PayloadInfo
 from tierstore._door import Use
+from tierstore._html import brief
 from tierstore._progress import Overall, Progress
 from tierstore._store.alter import alone_to, remove_written, rewritten, take_keys, write_table
 from tierstore._store.changes import candidates, same_fields
@@ -48,6 +49,8 @@ class CopyUpdate:
         payload: whether the payload is another one.
         bytes: bytes of these rows and of the payload.
     """
+
+    __repr__ = brief
 
     path: Path
     from_version: int | None

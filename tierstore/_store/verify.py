@@ -20,6 +20,7 @@ from tierstore._disk.key_log import read_keys_of
 from tierstore._disk.keys import indexed_keys
 from tierstore._disk.manifest import KeysInfo, Manifest, TableInfo
 from tierstore._disk.partitioning import PARTITIONS, Shard, partition_name
+from tierstore._html import brief
 from tierstore._progress import Progress, Shown, report_nothing, shown
 from tierstore._store.locking import folds_kept_away, writer_of
 from tierstore._store.newer import find_newer
@@ -66,6 +67,8 @@ class VerifyReport:
             version, and `repair(adopt=True)` takes them. A next writer removes them.
         notes: what is no damage, and is worth knowing.
     """
+
+    __repr__ = brief
 
     version: int = 0
     rows_checked: int = 0

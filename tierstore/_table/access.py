@@ -50,6 +50,10 @@ class Lease(ABC):
     device: Device | None = None
     _access: Access
 
+    def __repr__(self) -> str:
+        """Say how many rows a compact array has."""
+        return f"{type(self).__name__}({self.bound} rows)"
+
     @property
     @abstractmethod
     def bound(self) -> int:

@@ -42,6 +42,10 @@ class Recording:
         batches, ids: numbers of recorded ones.
     """
 
+    def __repr__(self) -> str:
+        """Say what was recorded so far."""
+        return f"Recording({str(self.path)!r}, {self.batches:,} batches, {self.ids:,} ids)"
+
     def __init__(self, path: str | os.PathLike[str], rows: int) -> None:
         """Create the file, which must not exist, for a table of `rows`. Raises ExistsError."""
         self.path: Path = Path(path)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore import _html
+from tierstore._html import brief
 from tierstore._progress import Overall, Shown, shown
 from tierstore._tiers.slots import CachedSlots
 from tierstore.errors import InvalidInputError
@@ -261,6 +262,8 @@ class Simulation:
             asked for: a tier of any size misses those.
         points: results ordered by policy, then size.
     """
+
+    __repr__ = brief
 
     rows: int
     batches: int
