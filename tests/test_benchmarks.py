@@ -59,6 +59,7 @@ TINY = {
     "bench_reading_threads": ["--rows", "3000", "--dim", "8"],
     "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
+    "bench_command_line": ["--rows", "300", "--dim", "4", "--repeat", "1"],
     "bench_text": ["--rows", "300", "--dim", "4"],
     "bench_checksums": ["--rows", "50"],
     "bench_near": ["--rows", "3000", "--dim", "8"],
