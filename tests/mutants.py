@@ -1629,6 +1629,12 @@ MUTANTS = [
         "tests/io/test_io.py::test_what_is_removed_is_removed_even_if_it_is_interrupted_again",
     ),
     Mutant(
+        "_formats/_cells.py",
+        """if self.sep == "\\t" and '"' in text and _opens_and_closes(cells):""",
+        """if self.sep == "|" and '"' in text and _opens_and_closes(cells):""",
+        "tests/formats/test_reports.py",
+    ),
+    Mutant(
         "_formats/_torch_pickle.py",
         "return self._tensor(*arguments[:4], *arguments[6:7])",
         "return self._tensor(*arguments[:4])",

@@ -1,6 +1,7 @@
 """.csv and .tsv: tables of numbers with and without headers and keys."""
 
 import csv
+import random
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.formats.matrices import random_matrix, random_words, read_file, read_keys_of, write_file
 from tierstore._formats import open_source
 from tierstore.errors import FormatError
+from tierstore.importing import preview
 
 
 @pytest.fixture
@@ -128,3 +130,28 @@ def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "file.csv").write_bytes(b"1.5,2\n\xff,3\n")
     with pytest.raises(FormatError, match="line 2: byte 0xff is not UTF-8"):
         open_source(tmp_path / "file.csv")
+
+
+@pytest.mark.parametrize("sep", ["\t", ",", ";", "|"])
+def test_texts_that_the_csv_module_writes_are_read_back_or_refused(tmp_path, sep):
+    """Quotes, separators and line ends in keys, in any column, with names above them or not."""
+    rng, read = random.Random(sep), 0
+    for number in range(60):
+        ends = ["".join(rng.choices("ab\"\t,;|\n '", k=rng.randrange(4))) for _ in range(4)]
+        names = [f"k{row}{end}" for row, end in enumerate(ends)]
+        at, header = rng.randrange(3), rng.random() < 0.5
+        rows = [[f"{row}.5", f"{row}.25"] for row in range(4)]
+        for row, name in zip(rows, names, strict=True):
+            row.insert(at, name)
+        path = tmp_path / f"{number}.{'tsv' if sep == chr(9) else 'csv'}"
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, delimiter=sep, quoting=rng.choice(range(3)))
+            writer.writerows([["a", "b", "c"], *rows] if header else rows)
+        try:
+            found = preview(path, rows=4)
+        except FormatError:
+            continue
+        read += 1
+        wanted = [[row + 0.5, row + 0.25] for row in range(4)]
+        assert (found.first.tolist(), list(found.keys)) == (wanted, names), path.read_text()
+    assert read > 6

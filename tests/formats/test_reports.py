@@ -98,6 +98,12 @@ TEXTS: dict[str, tuple[str, str, dict[str, Any], Expected | str]] = {
         "--null '\\N' ("),
     "what COPY writes for null, as NaN": ("t.tsv", "u1\t0.5\t1.5\nu2\t\\N\t3.5\n",
         {"null": ["\\N"]}, ([[0.5, 1.5], [np.nan, 3.5]], ["u1", "u2"])),
+    "a tab in quotes": ("t.tsv", 'u\ta\tb\n"x\t1"\t0.5\t1.5\n"x\t2"\t2.5\t3.5\n', {},
+        "line 2: a quote opens in one cell and closes in another"),
+    "a tab in quotes, without a header": ("t.tsv", '"x\t1"\t0.5\n"x\t2"\t2.5\n', {},
+        "line 1: a quote opens in one cell and closes in another"),
+    "quotes that are characters": ("t.tsv", '"u1\t0.5\t1.5\nu"2\t2.5\t3.5\n', {},
+        (PAIR, ['"u1', 'u"2'])),
     "a pointer of git-lfs": ("t.safetensors", "version https://git-lfs.github.com/spec/v1\n", {},
         "git lfs pull"),
 }  # fmt: skip

@@ -17,7 +17,7 @@ import tierstore
 from tests.formats.matrices import write_file
 from tierstore._formats import read_keys
 from tierstore.errors import FormatError, InvalidInputError, MissingFileError
-from tierstore.importing import preview
+from tierstore.importing import import_table, preview
 
 Matrix = npt.NDArray[Any]
 
@@ -190,6 +190,28 @@ def test_packed_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tierstore._formats._encoding.FREE_BYTES", 0)
     with pytest.raises(FormatError, match="more than 200 times its size"):
         preview(tmp_path / "g.npy.gz")
+
+
+def test_rows_and_names_as_biggraph_publishes_them(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "v.npy.gz", "wb") as file:
+        np.save(file, MATRIX)
+    names = [f"/m/{number}" for number in range(ROWS)]
+    with gzip.open(tmp_path / "names.json.gz", "wt") as file:
+        json.dump(names, file)
+    store = tmp_path / "s.tier"
+    import_table(store, tmp_path / "v.npy.gz", keys=tmp_path / "names.json.gz")
+    with tierstore.open(store) as opened:
+        table = opened["embeddings"]
+        assert table.read(table.lookup(names)).tobytes() == MATRIX.tobytes()
+
+
+def test_fields_that_are_not_asked_for_are_named(tmp_path: Path) -> None:
+    fields = {"weight": tierstore.Field(2, "float32"), "exp_avg": tierstore.Field(2, "float32")}
+    with tierstore.create(tmp_path / "s.tier", {"t": tierstore.TableSpec(4, fields=fields)}) as s:
+        tierstore.export_table(s["t"], tmp_path / "f.parquet", field=["weight", "exp_avg"])
+    (note,) = preview(tmp_path / "f.parquet").notes
+    assert note.startswith("not read: exp_avg (")
+    assert preview(tmp_path / "f.parquet", field=["weight", "exp_avg"]).notes == ()
 
 
 def test_documents(tmp_path: Path) -> None:

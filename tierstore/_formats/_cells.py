@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tierstore.budget import Allowance
-from tierstore.errors import FormatError
+from tierstore.errors import AmbiguousFileError, FormatError
 
 BLANKS = " "
 """The separator that means runs of blanks and tabs."""
@@ -174,6 +174,12 @@ class Cells:
             if _MOST_BYTES * (len(text) + 1) > lines.allowance.left:  # most lines are far from it
                 lines.allowance.check(self.cost(text), "the cells of one row")
             if cells := split(text, self.width):
+                if self.sep == "\t" and '"' in text and _opens_and_closes(cells):
+                    raise AmbiguousFileError(
+                        f"{lines.path}: line {number}: a quote opens in one cell and closes in "
+                        "another, so that the tab between them may be part of a text: save it with "
+                        "commas between cells, or without tabs in texts"
+                    )
                 blank = self.blank_words and self.sep == BLANKS and text[0] in " \t"
                 yield number, [text[0], *cells] if blank else cells
 
@@ -379,6 +385,12 @@ def split_blanks(text: str, width: int = 0) -> list[str]:
     for _ in range(width - 1):
         rest = rest[: max(rest.rfind(" "), rest.rfind("\t"))].rstrip(" \t")
     return [rest, *cells[len(cells) - width + 1 :]]
+
+
+def _opens_and_closes(cells: Sequence[str]) -> bool:
+    """Whether a cell begins with a quote, without its end, and a later one ends with one."""
+    ends = [(cell[:1] == '"', cell[-1:] == '"') for cell in cells]
+    return (True, False) in ends and (False, True) in ends[ends.index((True, False)) :]
 
 
 def _split_tabs(text: str, width: int = 0) -> list[str]:
