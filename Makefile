@@ -4,6 +4,7 @@
 #               that mount file systems (skipped otherwise)
 # make nightly  these, the blocks of the documentation and the benchmarks each in a process of its own,
 #               twenty times as many random examples, and all mutants, which make mutants tries alone
+# make coverage  which lines the tests run, in build/coverage
 # make core     build the compiled core in this tree
 # make install  all that the tests and the documentation site need
 # make torture  the long crash and fault runs, and the whole matrix of file systems (as root)
@@ -30,7 +31,7 @@ OTHERS := $(VENV)/.others
 DOCS := $(VENV)/.docs
 DEMO ?= demo
 
-.PHONY: demo test test-all nightly mutants core install lint torture docs docs-site links wheel release bench clean
+.PHONY: demo test test-all nightly mutants coverage core install lint torture docs docs-site links wheel release bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
@@ -73,6 +74,14 @@ test-all: install
 nightly: install
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --slow --thorough --nightly
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# Which lines the tests run: build/coverage has a page for each file, build/coverage.md a table.
+coverage: $(READY)
+	$(BIN)/pip install --quiet --group coverage
+	-$(BIN)/python -m pytest -q -n auto --dist worksteal --cov=tierstore --cov=tierstore_cli \
+	  --cov-report=html:build/coverage --cov-report=
+	$(BIN)/python -m coverage report --format=markdown --sort=cover > build/coverage.md
+	$(BIN)/python -m coverage report --format=total
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants $(MUTANTS)

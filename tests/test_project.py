@@ -50,6 +50,7 @@ def test_the_workflows_run_every_python_that_is_supported():
     minors = [int(version.removeprefix("3.")) for version in versions]
     assert minors == list(range(minors[0], 15))
     assert pythons_of("ci.yml", "test") == [versions[0], versions[-1]]
+    assert pythons_of("wheel.yml", "wheel") == versions
 
 
 def test_every_part_of_the_mutants_is_tried_each_night():
