@@ -57,7 +57,7 @@ def open_store(
 
     def work() -> Store:
         options: dict[str, Any] = {"budget": NO_CACHE, "allow_untested": allow_untested()}
-        if mode == "r+" and isinstance(path, Path) and os.path.isdir(path / PARTITIONS):
+        if mode == "r+" and is_in_partitions(path):
             import tierstore.distributed as distributed  # few stores are in partitions
 
             return cast(Store, distributed.open(path, **options))
@@ -96,11 +96,9 @@ def changing(out: Output, path: Path, label: str) -> Iterator[StoreChange]:
     out.show(*change.shown)
 
 
-def refuse_partitions(path: Path, what: str) -> None:
-    """Raise UsageError where a store in partitions cannot do what a plain one does."""
-    if os.path.isdir(path / PARTITIONS):
-        way = f"make a plain copy (tierstore save {path} PLAIN), change that, and copy it back"
-        raise click.UsageError(f"{path} is in partitions, whose {what}: {way}")
+def is_in_partitions(path: Place) -> bool:
+    """Whether there is a store at a path of which ranks write partitions."""
+    return isinstance(path, Path) and os.path.isdir(path / PARTITIONS)
 
 
 def allow_untested() -> bool:

@@ -215,8 +215,29 @@ def test_rows_that_changed_since_the_copy_are_left_unless_they_are_wanted(
     run("mend", path, "--version", 2, code=2)
 
 
-def test_rows_of_partitions_are_not_mended_where_they_are(run, shapes):
-    assert "tierstore save" in run("mend", shapes["parts"], code=2).stderr
+@pytest.mark.parametrize("kind", [None, "text"])
+def test_rows_of_partitions_are_mended_from_a_copy(run, run_json, tmp_path, kind):
+    pytest.importorskip("torch")
+    path, copy = tmp_path / "parts.tier", tmp_path / "copy.tier"
+    spec = tierstore.TableSpec(rows=None if kind else 40, dim=6, keys=kind)
+    named = [f"k{n}" for n in range(40)] if kind else np.arange(40)
+    rows = np.random.default_rng(4).normal(size=(40, 6)).astype("f4")
+    with tierstore.distributed.create(path, {"item": spec}, partitions=3) as store:
+        store["item"].write(named, rows)
+        store.commit()
+    run("save", path, copy)
+    for file in sorted(path.glob("partitions/*/item/g*/delta-*"))[:2]:
+        data = bytearray(file.read_bytes())
+        data[24 * 3 + 1] ^= 0xFF
+        file.write_bytes(data)
+    bad = json.loads(run("verify", path, "--json", code=4).stdout)["bad_rows"]["item"]
+    assert "--from" in run("mend", path, code=2).stderr
+    done = run_json("mend", path, "--from", copy, code=4)  # files of the version before are damaged
+    assert len(bad) == 2 and done["copied"] == {"item": bad} and done["bad_rows"] == {}
+    run("fold", path)
+    run("verify", path)
+    with tierstore.open(path) as store:
+        assert np.array_equal(store["item"].read(named), rows)
 
 
 def test_rows_of_another_store_do_not_mend(run, run_json, shapes, single):

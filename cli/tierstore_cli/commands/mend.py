@@ -14,8 +14,8 @@ from tierstore_cli.command import Command
 from tierstore_cli.failure import Failure
 from tierstore_cli.output import Output
 from tierstore_cli.params import STORE, VERSION, Place, PlaceType
-from tierstore_cli.printing import some_rows
-from tierstore_cli.stores import changing, open_store, refuse_partitions
+from tierstore_cli.printing import quoted, some_rows
+from tierstore_cli.stores import changing, is_in_partitions, open_store
 
 DAMAGE = 4
 _NONE = np.empty(0, np.int64)
@@ -40,8 +40,8 @@ def mend(
     is rewritten from there; with --from, others are from COPY, which `tierstore save` made of
     STORE or STORE of it: its newest version, or a kept one, --version. Rows that changed since then
     are left, as are all if STORE does not keep the version of COPY, unless --older takes them as
-    they were. If damage is left, the exit code is 4. A store that does not open is copied by
-    `tierstore repair`.
+    they were. Rows in partitions are from COPY alone. If damage is left, the exit code is 4. A
+    store that does not open is copied by `tierstore repair`.
 
     \b
     Examples:
@@ -51,10 +51,13 @@ def mend(
     """
     if backup is None and (older or version is not None):
         raise click.UsageError("--version and --older are those of --from; give it too")
-    refuse_partitions(store, "rows are not rewritten in place")
+    in_place = not is_in_partitions(store)
+    if not in_place and backup is None:
+        way = f"from a copy (tierstore mend {quoted(store)} --from COPY)"
+        raise click.UsageError(f"{store} is in partitions, whose rows are mended {way}")
     with changing(out, store, "verifying") as change:
         opened = change.store
-        report = opened.verify(mend=True, progress=change.progress)
+        report = opened.verify(mend=in_place, progress=change.progress)
         left = {
             name: np.setdiff1d(rows, report.mended.get(name, []))
             for name, rows in report.bad_rows.items()
