@@ -9,14 +9,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from tierstore._table.joint import Features, JointTable, Location
-from tierstore.distributed.exchange import Answer, Exchange, Serve
+from tierstore.distributed.exchange import Exchange
 from tierstore.distributed.owners import Owners, owners_over
-from tierstore.distributed.request import Call, Request, Wanted
-from tierstore.distributed.table import DistributedTable, OfRanks
+from tierstore.distributed.request import Call, Wanted
+from tierstore.distributed.table import DistributedTable, RowsOfRanks
 from tierstore.errors import RowIndexError
 
 
-class DistributedJointTable(OfRanks):
+class DistributedJointTable(RowsOfRanks):
     """Tables of several ranks as one, by ids of features.
 
     A request is for the ids that `in_space` got last.
@@ -37,11 +37,11 @@ class DistributedJointTable(OfRanks):
         self.average: bool = first.average
         self._place = first.place
         self._ranks = first.exchange.ranks
-        self._exchange = Exchange(self._ranks, self.shard.name, self._owners_now)
+        self.exchange: Exchange = Exchange(self._ranks, self.shard.name, self._owners_now)
         self._seen: Location | None = None
         self._rows: list[int] = []
         self._tags: dict[Features, int] = {}
-        self._wanted: Wanted | None = None
+        self._coming: Wanted | None = None
 
     def _owners_now(self) -> Owners:
         """Return which rank has which rows; new owners where tables were moved or grew."""
@@ -53,7 +53,7 @@ class DistributedJointTable(OfRanks):
             starts, place = location.starts.tolist(), self._place
             self._owners = owners_over(place, self.ranks, rows, starts, location.access)
             if rows != self._rows:  # on all ranks alike; some may have moved tables on one alone
-                self._exchange.announced.clear()  # they request other numbers
+                self.exchange.announced.clear()  # they request other numbers
             self._seen, self._rows = location, rows
         return self._owners
 
@@ -64,9 +64,9 @@ class DistributedJointTable(OfRanks):
         """
         self._owners_now()
         tag, tables = self._tag(features), features.tables
-        known = self._exchange.known(Wanted(ids, ids, tag, tables, list(lengths)))
+        known = self.exchange.known(Wanted(ids, ids, tag, tables, list(lengths)))
         if known is not None:
-            self._wanted = known.wanted
+            self._coming = known.wanted
             return known.wanted.ids
         own = ids.to(self.device)
 
@@ -82,7 +82,7 @@ class DistributedJointTable(OfRanks):
                         f"{rows - 1}"
                     )
 
-        self._wanted = Wanted(own, ids, tag, tables, list(lengths), refuse)
+        self._coming = Wanted(own, ids, tag, tables, list(lengths), refuse)
         return own
 
     def _tag(self, features: Features) -> int:
@@ -94,52 +94,17 @@ class DistributedJointTable(OfRanks):
             tag = self._tags[features] = zlib.crc32(repr(named).encode())
         return tag
 
-    def look_up(
-        self,
-        numbers: Tensor,
-        call: Call,
-        like: Tensor,
-        serve: Serve,
-        before: Callable[[], object] = lambda: None,
-    ) -> tuple[Request, Tensor]:
-        """Request the rows that `in_space` returned from the ranks that own them. Collective.
-
-        See `DistributedTable.look_up`.
-        """
-        wanted = replace(self._last(numbers), call=call.number(self.shard.fields))
-        try:
-            before()
-        except Exception as error:
-            wanted = wanted.failed(error)
-        return self._exchange.look_up(wanted, like, serve)
-
-    def _last(self, numbers: Tensor) -> Wanted:
-        wanted, self._wanted = self._wanted, None
-        if wanted is None or wanted.ids is not numbers:
+    def _wanted(
+        self, ids: Tensor, call: Call | None = None, check: Callable[[], object] = lambda: None
+    ) -> Wanted:
+        """Return what `in_space` got last, which `ids` are; see `RowsOfRanks`."""
+        wanted, self._coming = self._coming, None
+        if wanted is None or wanted.ids is not ids:
             raise RuntimeError("a request is for what in_space returned last")
+        if call is not None:
+            wanted = replace(wanted, call=call.number(self.shard.fields))
+        try:
+            check()
+        except Exception as error:
+            return wanted.failed(error)
         return wanted
-
-    def read_with(
-        self,
-        numbers: Tensor,
-        call: Call,
-        like: Tensor,
-        read: Callable[[Tensor, frozenset[int]], Tensor],
-        before: Callable[[], object] = lambda: None,
-    ) -> Tensor:
-        """Return what `read` makes of rows of a shard, of some tables, for each number."""
-        request, rows = self.look_up(
-            numbers,
-            call,
-            like,
-            lambda request: Answer(read(request.asked, request.touched)),
-            before,
-        )
-        return request.expand(rows)
-
-    def prefetch(self, numbers: Tensor, *, window: int = 16) -> None:
-        """Announce a coming batch; see `DistributedTable.prefetch`. Collective."""
-        wanted = self._last(numbers)
-        self._exchange.announce(
-            wanted, window, lambda rows: self.shard.prefetch(rows, window=window)
-        )

@@ -72,6 +72,64 @@ class OfRanks:
         return self
 
 
+class RowsOfRanks(OfRanks):
+    """Tables of ranks by numbers that every rank gives to their rows alike, such as ids.
+
+    Attributes:
+        exchange: what their rows go through.
+    """
+
+    exchange: Exchange
+
+    def _wanted(
+        self, ids: Any, call: Call | None = None, check: Callable[[], object] = lambda: None
+    ) -> Wanted:
+        """Return what to request, by a call or ahead of it; `check` raises other errors."""
+        raise NotImplementedError
+
+    def look_up(
+        self,
+        ids: Any,
+        call: Call,
+        like: Tensor,
+        serve: Serve,
+        before: Callable[[], object] = lambda: None,
+    ) -> tuple[Request, Tensor]:
+        """Request the rows of ids of any shape from their owners; see `Exchange.look_up`.
+
+        Collective. `before` is called first; its errors are raised as those of `serve` are.
+        """
+        return self.exchange.look_up(self._wanted(ids, call, before), like, serve)
+
+    def read_with(
+        self,
+        ids: Any,
+        call: Call,
+        like: Tensor,
+        read: Callable[[Tensor], Tensor],
+        before: Callable[[], object] = lambda: None,
+    ) -> Tensor:
+        """Return what `read` makes of rows of a shard, as `like`, for each id. Collective."""
+
+        def serve(request: Request) -> Answer:
+            return Answer(read(request.asked))
+
+        request, rows = self.look_up(ids, call, like, serve, before)
+        return request.expand(rows)
+
+    def prefetch(self, ids: Any, *, window: int = 16) -> None:
+        """Announce the ids of a coming batch, and start bringing their rows nearer. Collective.
+
+        Ranks exchange which rows they request from each other in parallel with other work. A lookup
+        of the same ids among the next `window` then does not wait for it; on a GPU those are the
+        same tensor, not written since. Raises what a lookup does, for an earlier batch.
+        """
+        with interrupts_deferred():
+            self.exchange.announce(
+                self._wanted(ids), window, lambda rows: self.shard.prefetch(rows, window=window)
+            )
+
+
 class TableOfRanks(Lacking, OfRanks):
     """A table of which each rank has a shard, by id or by key.
 
@@ -111,7 +169,7 @@ class TableOfRanks(Lacking, OfRanks):
         raise InvalidTypeError("a table cannot be pickled; open the store for reading instead")
 
 
-class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
+class DistributedTable(TableOfRanks, RowsOfRanks, NamedRows):  # type: ignore[override]
     """Rows of a table by id, wherever they are among the ranks.
 
     `read` and `write` are collective: every rank calls them, with ids of its own or none. `lookup`
@@ -176,20 +234,6 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
     def resize(self, place: Shard) -> None:
         """Take the number of rows from a shard of the table, which grew."""
         self.place = place
-
-    def look_up(
-        self,
-        ids: Any,
-        call: Call,
-        like: Tensor,
-        serve: Serve,
-        before: Callable[[], object] = lambda: None,
-    ) -> tuple[Request, Tensor]:
-        """Request the rows of ids of any shape from their owners; see `Exchange.look_up`.
-
-        Collective. `before` is called first; its errors are raised as those of `serve` are.
-        """
-        return self.exchange.look_up(self._wanted(ids, call, before), like, serve)
 
     def end(self) -> None:
         """Refuse all calls from now on."""
@@ -256,8 +300,8 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
             return self.shard.read(rows, name, as_tensor=True)
 
         with interrupts_deferred():
-            wanted = self._wanted(ids, Call("read", name), lambda: read([]))
-            found = self._expanded(wanted, self._like(name), read)
+            call, like = Call("read", name), self._like(name)
+            found = self.read_with(ids, call, like, read, lambda: read([]))
         if isinstance(ids, Tensor):
             return found.reshape(*ids.shape, found.shape[1])
         own = found.cpu()
@@ -273,23 +317,6 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
         every = self.spec.layout.fields
         item = next((each for name, each in every if name == field), every[0][1])
         return torch.empty(0, item.dim, dtype=item.element.torch_dtype(), device=self.device)
-
-    def read_with(
-        self,
-        ids: Any,
-        call: Call,
-        like: Tensor,
-        read: Callable[[Tensor], Tensor],
-        before: Callable[[], object] = lambda: None,
-    ) -> Tensor:
-        """Return what `read` makes of rows of a shard, as `like`, for each id. Collective."""
-        return self._expanded(self._wanted(ids, call, before), like, read)
-
-    def _expanded(self, wanted: Wanted, like: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
-        request, rows = self.exchange.look_up(
-            wanted, like, lambda request: Answer(read(request.asked))
-        )
-        return request.expand(rows)
 
     def write(self, ids: Any, rows: Any, field: str | None = None) -> None:
         """Write rows `ids.shape + (dim,)` over those of `ids`. Collective.
@@ -343,18 +370,6 @@ class DistributedTable(TableOfRanks, NamedRows):  # type: ignore[override]
                 f"{name} for these ids is {(*np.shape(ids), item.dim)}, not {tuple(given.shape)}"
             )
         return given
-
-    def prefetch(self, ids: Any, *, window: int = 16) -> None:
-        """Announce the ids of a coming batch, and start bringing their rows nearer. Collective.
-
-        Ranks exchange which rows they request from each other in parallel with other work. A lookup
-        of the same ids among the next `window` then does not wait for it; on a GPU those are the
-        same tensor, not written since. Raises what a lookup does, for an earlier batch.
-        """
-        with interrupts_deferred():
-            self.exchange.announce(
-                self._wanted(ids), window, lambda rows: self.shard.prefetch(rows, window=window)
-            )
 
     def ids_of(self, rows: Any) -> Any:
         """Return the ids of rows of the shard, an int64 array or tensor."""
