@@ -102,7 +102,7 @@ def create(
                 f"{where} is not on a disk: create the store on a disk, and save a copy there"
             )
         check_tables(tables)
-        options = _for_writing(
+        options = for_writing(
             where,
             budget=budget,
             policy=policy,
@@ -125,7 +125,7 @@ def create(
             raise
 
 
-def _for_writing(path: Any, *, budget: Any, device: Any, **options: Any) -> Options:
+def for_writing(path: Any, *, budget: Any, device: Any, **options: Any) -> Options:
     """Return the options of a writer, of the arguments that `create` and `open` share."""
     return Options(
         path=_io.locate(path),
@@ -241,7 +241,7 @@ def open_or_create(
         try:
             store = open(path, "r+", **arguments)
         except LockedError as error:
-            store = _opened_before(_for_writing(path, **arguments), error)
+            store = _opened_before(for_writing(path, **arguments), error)
             _check_all_same(store, tables)
             return store
         try:

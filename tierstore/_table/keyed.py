@@ -950,7 +950,8 @@ class ShardByKey:
 
     def missing(self, missing: object, field: str) -> Missing:
         """Check the name of a field, and what keys without a row are to read as."""
-        return self._table._chosen(missing, self._table._named(field))
+        self._table.spec.layout.field(field)
+        return self._table._chosen(missing, field)
 
     def first(self, asked: Asked, at: npt.NDArray[np.intp], field: str, missing: Missing) -> Any:
         """Return what keys at some positions, without a row, read as, a tensor `(n, dim)`."""

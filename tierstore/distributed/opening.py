@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tierstore import _io
 from tierstore._door import internal_errors
 from tierstore._progress import Shown, shown
 from tierstore._store.locking import require_tested
-from tierstore._store.opening import check_tables, discard_store
+from tierstore._store.opening import check_tables, discard_store, for_writing
 from tierstore._store.opening import open as open_plain
-from tierstore._store.options import Options
 from tierstore._store.schema import shape_of
 from tierstore._tiers.gpu.device import Device
-from tierstore._tiers.placement import check_names, find_device
+from tierstore._tiers.placement import check_names
 from tierstore.budget import Budget, Size
 from tierstore.distributed.apart import within_share
 from tierstore.distributed.creating import (
@@ -79,15 +78,15 @@ def create(
     with internal_errors():
         where = _local(path)
         check_tables(tables)
-        options = Options(
-            path=where,
-            mode="r+",
-            budget=Budget.of(budget),
-            policy=policy,
-            keep=keep,
-            device=find_device(device),
-            check_ids=check_ids,
-        )
+        given: dict[str, Any] = {
+            "budget": budget,
+            "policy": policy,
+            "keep": keep,
+            "allow_untested": allow_untested,
+            "device": device,
+            "check_ids": check_ids,
+        }
+        options = for_writing(where, **given)
         ranks = Ranks(timeout)
         try:
             number = check_partitions(partitions, ranks.count)
@@ -116,18 +115,7 @@ def create(
         finally:
             ranks.close()
     try:
-        return open(
-            path,
-            "r+",
-            budget=budget,
-            policy=policy,
-            keep=keep,
-            allow_untested=allow_untested,
-            device=device,
-            check_ids=check_ids,
-            average=average,
-            timeout=timeout,
-        )
+        return open(path, average=average, timeout=timeout, **given)
     except BaseException as error:
         if leaders[ranks.rank] == ranks.rank and not isinstance(error, RanksError):
             discard_store(where, identities[0][0], error)
@@ -182,16 +170,15 @@ def open(
             f"mode is 'r+', not {mode!r}; tierstore.open(path) opens the store for reading"
         )
     with internal_errors():
-        options = Options(
-            path=_local(path),
-            mode=mode,
-            budget=Budget.of(budget),
+        options = for_writing(
+            _local(path),
+            budget=budget,
             policy=policy,
             version=version,
             discard_newer=discard_newer,
             keep=keep,
             allow_untested=allow_untested,
-            device=find_device(device),
+            device=device,
             check_ids=check_ids,
         )
         ranks = Ranks(timeout)
