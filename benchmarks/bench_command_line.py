@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import resource
 import shutil
 import subprocess
@@ -113,8 +114,11 @@ def clear(directory: Path) -> None:
 
 
 def run(directory: Path, *words: str) -> None:
-    """Run Python in the directory to its end."""
-    subprocess.run([sys.executable, *words], cwd=directory, check=True, capture_output=True)
+    """Run Python in the directory to its end, with modules that are compiled, as installed ones."""
+    env = {**os.environ, "PYTHONPYCACHEPREFIX": str(directory / "compiled")}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    words = (sys.executable, *words)
+    subprocess.run(words, cwd=directory, env=env, check=True, capture_output=True)
 
 
 def used() -> float:
