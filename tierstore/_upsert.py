@@ -15,6 +15,7 @@ from tierstore._disk.generation import initial_records
 from tierstore._dtypes import ELEMENT_TYPES, Converter
 from tierstore._formats.base import SelectedSource, Source, block_rows_for
 from tierstore._formats.keys import KeyColumn, Keys
+from tierstore._keys.given import joined
 from tierstore._keys.strings import Strings
 from tierstore._progress import Progress, report_nothing
 from tierstore._table.keyed import KeyedTable
@@ -270,6 +271,4 @@ def _joined(table: Table, keys: KeyColumn, chosen: npt.NDArray[np.intp]) -> Any:
                 every.append(block[at - start])
         return every
     more = keys.integer_block(0, len(keys))[chosen]
-    if own.kind != more.dtype.name:  # NumPy would convert both to floats
-        return [*own[:].tolist(), *more.tolist()]
-    return np.concatenate([own[:], more])
+    return joined(own[:], more)

@@ -101,3 +101,14 @@ def test_files_of_other_rows_are_refused(tmp_path: Path) -> None:
         with pytest.raises(kind, match=why):
             tierstore.import_table(store, files)
     assert not store.exists()
+
+
+def test_whole_numbers_that_no_type_holds_together_are_refused(tmp_path: Path) -> None:
+    """Negative ones in one file, and ones beyond int64 in another; both alone are keys."""
+    for name, keys in (("a", [-1, 2]), ("b", [2**63, 5]), ("c", [7, 2**63 + 1])):
+        kind = "i8" if min(keys) < 0 else "u8"
+        np.savez(tmp_path / f"{name}.npz", rows=np.ones((2, 3), "f4"), keys=np.array(keys, kind))
+    with pytest.raises(InvalidInputError, match="int64"):
+        preview([f"{tmp_path}/a.npz", f"{tmp_path}/b.npz"], rows=4)
+    found = preview([f"{tmp_path}/b.npz", f"{tmp_path}/c.npz"], rows=4)
+    assert found.keys == [2**63, 5, 7, 2**63 + 1]

@@ -10,6 +10,7 @@ import numpy as np
 
 from tierstore._formats.base import Array, Source, StoredParts
 from tierstore._formats.keys import Keys
+from tierstore._keys.given import given
 from tierstore._keys.strings import Strings
 from tierstore.errors import FormatError
 
@@ -52,16 +53,16 @@ class JoinedSource(Source):
                 raise FormatError(f"{each.path} has no keys, and other files of the table have")
             parts.append(np.arange(each.rows) if keys is None else keys)
         parts = [part for part in parts if len(part)]
-        whole = [isinstance(part, np.ndarray) for part in parts]
-        if not any(whole):
+        kinds = {str(getattr(part, "dtype", "texts")) for part in parts}
+        if kinds <= {"texts"}:
             return Strings(text for part in parts for text in part)
-        if not all(whole):
+        if "texts" in kinds:
             raise FormatError(
                 f"{self.path}: keys are whole numbers in some files of the table, and texts in "
                 "others"
             )
-        if len({part.dtype for part in parts}) > 1:  # NumPy would make floats of both
-            parts = [np.array([int(key) for part in parts for key in part], np.uint64)]
+        if len(kinds) > 1:  # NumPy would make floats of both
+            parts = [given([int(key) for part in parts for key in part])]
         keys = np.concatenate(parts)
         if any(counting) and np.array_equal(keys, np.arange(len(keys))):
             self.numbering = next(each.numbering for each in self._sources if each.numbering)

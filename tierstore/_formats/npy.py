@@ -172,10 +172,17 @@ class _ColumnMajorSource(SpanSource):
         """Return None: a row is in as many places as it has elements."""
 
     def _block(self, start: int, count: int) -> Array:
-        block = np.empty((count, self.dim), ELEMENT_TYPES[self.dtype].stored)
-        for column in range(self.dim):
-            block[:, column] = self._elements(column * self.rows + start, count)
-        return block
+        return _by_columns(self._elements, start, count, (self.rows, self.dim))
+
+
+def _by_columns(
+    read: Callable[[int, int], Array], start: int, count: int, shape: tuple[int, int]
+) -> Array:
+    """Return `count` rows from `start` on of a matrix of a shape that is stored by columns.
+
+    `read` returns elements from a number on, so many.
+    """
+    return np.stack([read(start + at * shape[0], count) for at in range(shape[1])], axis=1)
 
 
 class Npy(MatrixFormat):
@@ -332,13 +339,13 @@ class Arrays(FileReader):
             return
         rows, size = header.shape[0], header.dtype.itemsize
         with self._unpacked(name) as (read, first):
+
+            def elements(number: int, count: int) -> Array:
+                return np.frombuffer(read(first + size * number, count * size), header.dtype)
+
             for start in range(0, rows, block_rows):
-                count = min(block_rows, rows - start)
-                block = np.empty((count, dim), header.dtype.newbyteorder("<"))
-                for column in range(dim):
-                    at = first + size * (start + column * rows)
-                    block[:, column] = np.frombuffer(read(at, count * size), header.dtype)
-                yield block
+                block = _by_columns(elements, start, min(block_rows, rows - start), (rows, dim))
+                yield block.astype(header.dtype.newbyteorder("<"), copy=False)
 
     @contextmanager
     def _unpacked(self, name: str) -> Iterator[tuple[Callable[[int, int], bytes], int]]:

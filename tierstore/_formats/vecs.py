@@ -17,7 +17,6 @@ import numpy as np
 from tierstore._formats.base import (
     Array,
     Content,
-    FileSource,
     MatrixFormat,
     Source,
     SpanSource,
@@ -34,24 +33,23 @@ _COUNTS = struct.Struct("<II")
 _LENGTH = np.dtype("<i4")
 
 
-class _VecsSource(FileSource):
-    def __init__(self, file: InputFile, rows: int, dim: int, number: str) -> None:
-        super().__init__(file, rows, dim, str(element_of(number)))
-        self._number = np.dtype(number)
+class _VecsSource(SpanSource):
+    """Rows that stand after their lengths."""
 
-    def _blocks(self, block_rows: int) -> Iterator[Array]:
-        row = np.dtype([("length", _LENGTH), ("numbers", self._number, (self.dim,))])
-        for start in range(0, self.rows, block_rows):
-            count = min(block_rows, self.rows - start)
-            data = self._file.read_at(start * row.itemsize, count * row.itemsize)
-            rows = np.frombuffer(data, row)
-            wrong = np.flatnonzero(rows["length"] != self.dim)
-            if len(wrong):
-                raise FormatError(
-                    f"{self.path}: row {start + wrong[0]} has {rows['length'][wrong[0]]} "
-                    f"elements, the first has {self.dim}"
-                )
-            yield exactly(self.path, np.ascontiguousarray(rows["numbers"]), self.dtype)
+    def stored(self) -> None:
+        """Return None: a row and its length are no row of a table."""
+
+    def _block(self, start: int, count: int) -> Array:
+        row = np.dtype([("length", _LENGTH), ("numbers", self._stored, (self.dim,))])
+        data = self._file.read_at(start * row.itemsize, count * row.itemsize)
+        rows = np.frombuffer(data, row)
+        wrong = np.flatnonzero(rows["length"] != self.dim)
+        if len(wrong):
+            raise FormatError(
+                f"{self.path}: row {start + wrong[0]} has {rows['length'][wrong[0]]} "
+                f"elements, the first has {self.dim}"
+            )
+        return exactly(self.path, np.ascontiguousarray(rows["numbers"]), self.dtype)
 
 
 class _Vecs(MatrixFormat):
@@ -61,15 +59,16 @@ class _Vecs(MatrixFormat):
 
     def matrix(self, file: InputFile, wanted: Wanted) -> Source:
         """Return the rows; the size of the file must be a multiple of the size of the first."""
-        size = np.dtype(self.elements).itemsize
+        number = np.dtype(self.elements)
         dim = int.from_bytes(file.read_at(0, 4), "little", signed=True)
-        nbytes = _LENGTH.itemsize + dim * size
-        if not 1 <= dim <= MAX_RECORD_BYTES // size or file.size % nbytes:
+        nbytes = _LENGTH.itemsize + dim * number.itemsize
+        if not 1 <= dim <= MAX_RECORD_BYTES // number.itemsize or file.size % nbytes:
             raise FormatError(
                 f"{file.path}: {file.size} bytes are no rows of {dim} elements, as in the first; "
                 f"truncated, or no {self.suffixes[0]} file"
             )
-        return _VecsSource(file, file.size // nbytes, dim, self.elements)
+        dtype = str(element_of(number))
+        return _VecsSource(file, file.size // nbytes, dim, dtype, offset=0, stored=number)
 
 
 class _Bin(MatrixFormat):
