@@ -56,6 +56,7 @@ TINY = {
         *("--partitions", "4"),
     ],
     "bench_fresh_process": ["--rows", "300", "--dim", "8"],
+    "bench_core_parts": ["--repeat", "1"],
     "bench_reading_threads": ["--rows", "3000", "--dim", "8"],
     "bench_following": ["--rows", "5000", "--seconds", "1"],
     "bench_import": [],
