@@ -683,12 +683,6 @@ MUTANTS = [
         "tests/core/test_core.py",
     ),
     Mutant(
-        "_tiers/slots.py",
-        'distinct = slots.compress(self._ahead.take(slots, mode="clip") == places)',
-        "distinct = slots",
-        "tests/tiers",
-    ),
-    Mutant(
         "_core/map.h",
         "if (ended | number) return number;",
         "return number;",

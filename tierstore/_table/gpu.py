@@ -680,10 +680,10 @@ class DeviceAccess(Access):
                 gpu.check()
             return
 
-        def look(wanted: Rows) -> Callable[[], None] | None:
+        def look(distinct: Rows) -> Callable[[], None] | None:
             if epoch.ended:
                 return None
-            advice = gpu.host.stage(wanted)
+            advice = gpu.host.stage(distinct)
 
             def advise() -> None:
                 if advice is not None:
@@ -692,13 +692,13 @@ class DeviceAccess(Access):
 
             return advise
 
-        def fetch(wanted: Rows) -> None:
+        def fetch(distinct: Rows) -> None:
             with Errand(self.door):
                 if epoch.ended or gpu.replays.ready:
                     return
                 before = self.device.enter()
                 try:
-                    gpu.host.fetch(wanted, window)
+                    gpu.host.fetch(distinct, window)
                 finally:
                     self.device.leave(before)
             with self.using():

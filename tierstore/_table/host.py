@@ -161,13 +161,13 @@ class HostAccess(Access):
         nearest, epoch = self.nearest, self.extent.epoch
         rows = self.ids(ids).rows + self.start  # a copy: the ids are the caller's
 
-        def look(wanted: Rows) -> Callable[[], None] | None:
-            return None if epoch.ended else nearest.stage(wanted)
+        def look(distinct: Rows) -> Callable[[], None] | None:
+            return None if epoch.ended else nearest.stage(distinct)
 
-        def fetch(wanted: Rows) -> None:
+        def fetch(distinct: Rows) -> None:
             with Call(self.door):
                 if not epoch.ended:
-                    nearest.fetch(wanted, window)
+                    nearest.fetch(distinct, window)
 
         prefetcher.submit(rows, look, fetch)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from tierstore import _rowcopy
 from tierstore._door import Door, Errand
 from tierstore._threads import Condition, Worker
 from tierstore.errors import TierStoreError
@@ -53,11 +54,12 @@ class Prefetcher:
         look: Callable[[Rows], Advice | None],
         fetch: Callable[[Rows], object],
     ) -> None:
-        """Call `look` and then `fetch` soon with `rows`, which may repeat; return at once.
+        """Call `look` and then `fetch` soon with the distinct `rows`; return at once.
 
-        `look` is called inside the store, `fetch` enters it itself. The advice that `look` returns
-        is called in between, outside the store: other threads continue meanwhile. If too many
-        requests wait, or no thread can be started, this request is dropped.
+        `look` is called inside the store, `fetch` enters it itself. The rows are sorted before, and
+        the advice that `look` returns is called in between, outside the store: other threads
+        continue meanwhile. If too many requests wait, or no thread can be started, this request is
+        dropped.
         """
         with self._changed:
             if self._closed:
@@ -104,6 +106,7 @@ class Prefetcher:
         while (request := self._next()) is not None:
             rows, look, fetch = request
             with contextlib.suppress(Exception):
+                rows = _rowcopy.unique(rows)
                 self._take(lambda: look(rows))  # noqa: B023 - called at once
                 fetch(rows)
             del request, look, fetch  # which hold a table

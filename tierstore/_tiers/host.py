@@ -81,7 +81,7 @@ _MANY_BYTES = 2 << 20
 """Bytes from which copying rows that repeat twice takes less time than copying them once."""
 _RENEWED_BYTES = 4 << 20
 """Most bytes of changed rows that are read again, in two or three milliseconds."""
-_LOOKED_UP = 8192
+_LOOKED_UP = 4096
 """Rows to come of which it is asked first whether any page of those that are missing is cold."""
 _PATIENCE = 0.05
 """Seconds after which a thread looks again whether the rows it waits for have arrived."""
@@ -796,7 +796,7 @@ class HostTier:
     def stage(self, rows: Rows) -> Callable[[], None] | None:
         """Return a call that brings missing ones of `rows` nearer to the tier below, or None.
 
-        They may repeat. None also where a sample of them needs none.
+        None also where a sample of them needs none.
         """
         sample = rows[:: max(1, rows.size // _LOOKED_UP)]
         advice = self._staged(sample)
@@ -808,26 +808,25 @@ class HostTier:
         return self.below.stage(_rowcopy.unique(rows))
 
     def fetch(self, rows: Rows, window: int) -> None:
-        """Promote rows, and keep them until they are used or `window` newer batches were fetched.
+        """Promote rows and keep them until they are used or `window` newer batches were fetched.
 
-        The rows may repeat: most of them are here, and only those that are not are sorted. At most
-        half the slots are kept this way; other rows are read when they are used.
+        At most half the slots are kept this way; other rows are read when they are used.
         """
+        rows = _rowcopy.unique(rows)
         with self._lock:
             cached = self.map if isinstance(self.map, CachedSlots) else None
             if cached is not None:
                 cached.announce(rows)
+                rows = rows[: max(0, self.slots // 2 - cached.pins.ahead)]
             slots, missing = self._find(rows)
-            absent = _rowcopy.unique(rows.take(missing))
-            if cached is None:
-                self._promote(absent)
-                return
-            room = max(0, self.slots // 2 - cached.pins.ahead)
-            here = cached.pins.once(slots.compress(slots >= 0))[:room]
-            cached.touch(here)
-            come = self._promote(absent[: room - here.size], force=True)
-            cached.next_batch()
-            cached.pins.fetched(np.concatenate([here, come]), window)
+            slots = slots.compress(slots >= 0)
+            self.map.touch(slots)
+            if missing.size and not self.map.full:
+                come = self._promote(rows.take(missing), force=True)
+                slots = np.concatenate([slots, come])
+            self.map.next_batch()
+            if cached is not None:
+                cached.pins.fetched(slots, window)
 
     def fill(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Load every missing row if each row has its own slot; otherwise do nothing.
