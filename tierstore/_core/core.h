@@ -24,7 +24,8 @@ typedef struct {
 const char *ts_start(const char *dispatch);
 
 /* From now on, let at most so many threads work on one call, on 1 to 64, and no more than the caller may
-   use cores; each on at least so many bytes, or on as many as pay off where that is 0. */
+   use cores; each on at least so many bytes, or on as many as pay off where that is 0, which also says
+   from how many on a call is shared. */
 void ts_set_threads(int threads, int64_t part_bytes);
 
 /* crc32c of `n` bytes, continuing from `value`, the crc32c of what is before them. */

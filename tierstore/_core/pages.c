@@ -10,7 +10,7 @@
 
 enum {
     AT_ONCE = 1024,      /* pages in a call of the system */
-    NEAR = 4 << 20,      /* bytes of which asking for all pages takes less time than for some */
+    NEAR = 16 << 20,     /* bytes of which asking for all pages takes less time than for some */
     CLOSE = 4,           /* pages between two samples that are asked for too: most have rows as well */
     SAMPLES = 64,
     ROWS_A_SAMPLE = 16

@@ -27,7 +27,10 @@ enum {
     STACK = 256 << 10,
     PARTS = 4,     /* for each thread: some end earlier than others */
     TOGETHER = 64, /* items of a part: no two write to the same line of memory */
-    PART_BYTES = 1 << 20 /* two threads for 1.3 MiB take no less time than one, and more of processors */
+    /* Two threads for 1.3 MiB take no less time than one, and more of processors. For more, 16 threads
+       take half of the time of those that 1 MiB each would need: benchmarks/bench_core_parts.py. */
+    SHARED_BYTES = 2 << 20,
+    PART_BYTES = 256 << 10
 };
 
 typedef struct job {
@@ -50,11 +53,12 @@ typedef struct {
 static pool all = EMPTY;
 static int64_t process; /* atomic: whose pool it is, by number; negative: which one empties it; 0: none */
 static int most = MOST;
-static int64_t least = PART_BYTES;
+static int64_t least = PART_BYTES, shared = SHARED_BYTES;
 
 void ts_set_threads(int threads, int64_t part_bytes) {
     __atomic_store_n(&most, threads < 1 ? 1 : threads < MOST ? threads : MOST, __ATOMIC_RELAXED);
     __atomic_store_n(&least, part_bytes < 1 ? PART_BYTES : part_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&shared, part_bytes < 1 ? SHARED_BYTES : 2 * part_bytes, __ATOMIC_RELAXED);
 }
 
 /* How many threads may work, the caller included. */
@@ -158,7 +162,8 @@ static int helpers_for(int64_t parts, int threads) {
 
 int64_t ts_in_parts(ts_part part, void *work, int64_t n, int64_t nbytes) {
     const int64_t parts = smaller(n, nbytes / __atomic_load_n(&least, __ATOMIC_RELAXED));
-    const int threads = parts < 2 ? 1 : limit();
+    const int alone = parts < 2 || nbytes < __atomic_load_n(&shared, __ATOMIC_RELAXED);
+    const int threads = alone ? 1 : limit();
     if (threads < 2) return part(work, 0, n);
     job j = {.part = part, .work = work, .n = n, .refused = n};
     enter();

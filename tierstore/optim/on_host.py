@@ -32,7 +32,7 @@ _NUMBERS = 8
 _ALONE = 32768
 """Numbers that torch works on in the thread that asks; it starts others for more of them. They
 also stay in the processor's own cache between the halves of a step. Where there are several threads
-each has as many, four times: a part for the core pays off from 1 MiB of records on."""
+each has as many, four times: the core shares calls from 2 MiB of records on."""
 _OTHER_WAYS = "foreach", "fused", "capturable", "differentiable"
 
 
