@@ -3558,13 +3558,13 @@ MUTANTS = [
         "tests/cli/test_repair.py::test_a_table_by_key_lists_keys_and_counts_only_them",
     ),
     Mutant(
-        "_store/opening.py",
+        "_store/store.py",
         "if store._door.pid != os.getpid() or",
         "if",
         "tests/test_sessions.py::test_a_forked_child_does_not_get_the_store_of_its_parent",
     ),
     Mutant(
-        "_store/opening.py",
+        "_store/store.py",
         "if differing := store._options.differing(options):",
         "if differing := None:",
         "tests/test_sessions.py::test_a_cell_with_other_options_names_them_and_the_way_on",

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -127,6 +127,21 @@ def watch(store: Closable, path: str, locks: Locks) -> None:
     finalizer = weakref.finalize(store, _abandoned, path, locks, os.getpid())
     finalizer.atexit = False
     _opened[store] = locks, finalizer
+
+
+_removals: weakref.WeakKeyDictionary[Closable, list[Callable[[], object]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def remove_when_closed(store: Closable, remove: Callable[[], object]) -> None:
+    """Call a function that removes the files once a store is closed or garbage-collected."""
+    _removals.setdefault(store, []).append(weakref.finalize(store, remove))
+
+
+def removals_of(store: Closable) -> Sequence[Callable[[], object]]:
+    """Return what removes the files of a store once it is closed; nothing for most."""
+    return _removals.get(store, ())
 
 
 def opened() -> list[Closable]:

@@ -24,7 +24,7 @@ from tierstore._store import closing
 from tierstore._store.ledger import write_skeleton
 from tierstore._store.locking import WriterLock, require_tested
 from tierstore._store.options import Options
-from tierstore._store.store import Store
+from tierstore._store.store import Store, opened_before
 from tierstore._store.versions import (
     STORE,
     History,
@@ -152,7 +152,7 @@ def _create_in_memory(tables: Mapping[str, TableSpec], **options: Any) -> Store:
     except BaseException:
         remove()
         raise
-    store._when_closed(remove)
+    closing.remove_when_closed(store, remove)
     return store
 
 
@@ -241,7 +241,7 @@ def open_or_create(
         try:
             store = open(path, "r+", **arguments)
         except LockedError as error:
-            store = _opened_before(for_writing(path, **arguments), error)
+            store = opened_before(for_writing(path, **arguments), error)
             _check_all_same(store, tables)
             return store
         try:
@@ -280,27 +280,6 @@ def _make_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_make_lock)
-
-
-def _opened_before(options: Options, locked: LockedError) -> Store:
-    """Return the store that this process has open at a path with these options.
-
-    Raises `locked` if there is none, and LockedError that names the options that differ.
-    """
-    wanted = os.path.realpath(str(options.path))
-    for store in closing.opened():
-        if not isinstance(store, Store) or store.closed or store.mode != "r+":
-            continue
-        if store._door.pid != os.getpid() or os.path.realpath(str(store.path)) != wanted:
-            continue
-        if differing := store._options.differing(options):
-            raise LockedError(
-                f"{store.path} is open for writing by this very process with {differing}; use the "
-                "Store that was opened before, give the same arguments, or close it",
-                filename=str(store.path),
-            ) from None
-        return store
-    raise locked
 
 
 def _check_all_same(store: Store, tables: Mapping[str, TableSpec]) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import html
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -48,6 +47,7 @@ from tierstore.errors import (
     CorruptStoreError,
     InvalidInputError,
     InvalidTypeError,
+    LockedError,
     UnknownNameError,
     VersionError,
 )
@@ -78,7 +78,6 @@ class Store(SchemaChanges):
         self._state = self._opened(options, lock)
         self._folder = Folder(self._state)
         self._door = self._state.door
-        self._afterwards: list[Callable[[], object]] = []
         closing.watch(self, str(options.path), self._state.locks)
 
     def _opened(self, options: Options, lock: locking.WriterLock | None) -> State:
@@ -756,11 +755,8 @@ class Store(SchemaChanges):
         """
         self._close()
 
-    def _when_closed(self, work: Callable[[], object]) -> None:
-        """Call a function that removes the files once the store is closed or garbage-collected."""
-        self._afterwards.append(weakref.finalize(self, work))
-
     def _close(self, *, at_once: bool = False) -> None:
+        removals = closing.removals_of(self)
         call_each(
             self._raise_unseen,
             partial(
@@ -768,9 +764,9 @@ class Store(SchemaChanges):
                 self._state,
                 self._folder,
                 at_once=at_once,
-                kept=not self._afterwards,  # which removes the files
+                kept=not removals,
             ),
-            *self._afterwards,
+            *removals,
         )
 
     def _open_again(self) -> None:
@@ -815,3 +811,24 @@ class Store(SchemaChanges):
 def manifest_of(store: Store) -> Manifest:
     """Return the manifest of the open version of a store, for a copy in another form."""
     return store._state.manifest
+
+
+def opened_before(options: Options, locked: LockedError) -> Store:
+    """Return the store that this process has open at a path with these options.
+
+    Raises `locked` if there is none, and LockedError that names the options that differ.
+    """
+    wanted = os.path.realpath(str(options.path))
+    for store in closing.opened():
+        if not isinstance(store, Store) or store.closed or store.mode != "r+":
+            continue
+        if store._door.pid != os.getpid() or os.path.realpath(str(store.path)) != wanted:
+            continue
+        if differing := store._options.differing(options):
+            raise LockedError(
+                f"{store.path} is open for writing by this very process with {differing}; use the "
+                "Store that was opened before, give the same arguments, or close it",
+                filename=str(store.path),
+            ) from None
+        return store
+    raise locked

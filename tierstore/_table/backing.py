@@ -98,6 +98,10 @@ class Backing:
         """The spec of the table, with the rows that it has grown to."""
         return self.generation.spec
 
+    def renamed_since(self, names: int, touched: object = None) -> str:
+        """See `Epoch.renamed_since`; `touched` is for tables that are looked up as one."""
+        return self.extent.epoch.renamed_since(names)
+
     def suits(self, spec: TableSpec) -> bool:
         """Whether a table of this spec can stand on it: by key as before, or not as before."""
         return self.by_key == (spec.keys is not None)

@@ -306,6 +306,15 @@ class Joined(Backing):
         """The home of the tables."""
         return self.tables[0]._backing.home
 
+    def renamed_since(self, names: Any, touched: Any = None) -> str:
+        """Return why rows of tables `touched`, of any if None, may mean something else by now.
+
+        See `Epoch.renamed_since`; `names` are those that `Location.names` returns.
+        """
+        every = range(len(self.tables)) if touched is None else touched
+        whys = (extent_of(self.tables[each]).epoch.renamed_since(names[each]) for each in every)
+        return next(filter(None, whys), "")
+
     @property
     def recording(self) -> Recording | None:  # type: ignore[override]
         """A recording of any of the tables."""
@@ -380,15 +389,6 @@ class JointTable(Table):
         numbers = torch.from_numpy(before._order)[found.clamp_(min=0)]
         moved = torch.from_numpy(now.starts - before.starts)[numbers]
         return torch.where(given < 0, given, given + moved).to(rows.device)
-
-    def _renamed_since(self, names: Any, touched: Any = None) -> str:
-        """Return why rows of tables `touched`, of any if None, may mean something else by now.
-
-        See `Epoch.renamed_since`; `names` are those that `Location.names` returns.
-        """
-        every = range(len(self.tables)) if touched is None else touched
-        whys = (self.tables[each]._renamed_since(names[each]) for each in every)
-        return next(filter(None, whys), "")
 
     def checks_late(self, ids: Tensor) -> bool:
         """Whether `lease_features` checks ids in the launches of the lease."""

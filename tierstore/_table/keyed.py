@@ -193,6 +193,14 @@ class ByKey:
         """
         raise NotImplementedError
 
+    def _rows_for(self, keys: object) -> Any:
+        """See `rows_for`."""
+        raise NotImplementedError
+
+    def _known_or_first(self, keys: object, field: str, *, train: bool) -> Any:
+        """See `known_or_first`."""
+        raise NotImplementedError
+
     def lookup(self, keys: object, *, missing: int | None = None) -> Rows:
         """Return the row number of each of `keys`: int64, of their shape.
 
@@ -555,7 +563,7 @@ class KeyedTable(ByKey, RowsByNumber):
         naming = Naming(self)
         rows = self._used_by(batch, self._add)
         found = self.by_row._batch(self._like(rows.known_or_first(), batch.kind))
-        return found._replace(naming=naming)
+        return Ids(found.rows, found.shape, found.kind, naming=naming)
 
     def _add(self, asked: Asked) -> Rows:
         """Return the rows of keys; those that have none get one, with their first values."""
@@ -602,11 +610,6 @@ class KeyedTable(ByKey, RowsByNumber):
     def _known_or_first(
         self, keys: object, field: str, *, train: bool
     ) -> tuple[Any, npt.NDArray[np.intp], Any]:
-        """Return row numbers in the shape of keys, which keys have none, and their first values.
-
-        Keys without a row have the number 0; what they read as is a tensor `(n, dim)`, see `read`.
-        With `train`, admitted keys get a row first, and the others read as theirs.
-        """
         given = self._batch(keys)
         if train:
             found = self._used_by(given, self._admitted)
@@ -626,11 +629,6 @@ class KeyedTable(ByKey, RowsByNumber):
         return first.fill_(missing) if isinstance(missing, float) else first
 
     def _guessed(self, keys: object) -> tuple[Any, Guess] | None:
-        """Return rows of keys on a device as `_rows_for` does, before all are known to have one.
-
-        The number of a key without a row is 0. Returns None if the previous batch lacked keys, or
-        if other work depends on the result.
-        """
         if self._lacked or self.spec.track_uses or self.spec.admit_after is not None:
             return None
         given = self._there(keys)
@@ -643,10 +641,6 @@ class KeyedTable(ByKey, RowsByNumber):
         return rows.reshape(given.shape), guess
 
     def _rows_for(self, keys: object) -> Any:
-        """Return row numbers for training, in the shape of keys, as a tensor; add new keys.
-
-        For tables that admit every key; see `_known_or_first`.
-        """
         found = self._used_by(self._batch(keys), self._add)
         return self._like(found.known_or_first(), "torch")
 
@@ -913,6 +907,38 @@ def table_on(
 def codes_of(table: KeyedTable, rows: Rows) -> npt.NDArray[np.uint64]:
     """Return the codes of the keys of rows, by which their first values and partitions go."""
     return table._map.codes_of(rows)
+
+
+# -- what layers ask of tables by key
+
+
+def rows_for(table: ByKey, keys: object) -> Any:
+    """Return row numbers for training, in the shape of keys, as a tensor; add new keys.
+
+    For tables that admit every key; see `known_or_first`.
+    """
+    return table._rows_for(keys)
+
+
+def known_or_first(table: ByKey, keys: object, field: str, *, train: bool) -> Any:
+    """Return row numbers in the shape of keys, which keys have none, and their first values.
+
+    Keys without a row have the number 0; what they read as is a tensor `(n, dim)`, see `read`. With
+    `train`, admitted keys get a row first, and the others read as theirs.
+    """
+    return table._known_or_first(keys, field, train=train)
+
+
+def guessed(table: ByKey, keys: object) -> tuple[Any, Guess] | None:
+    """Return rows of keys on a device as `rows_for` does, before all are known to have one.
+
+    The number of a key without a row is 0. Returns None if the previous batch lacked keys, or if
+    other work depends on the result.
+    """
+    return table._guessed(keys) if isinstance(table, KeyedTable) else None
+
+
+# -- what ranks that share a table ask of their shards
 
 
 class ShardByKey:

@@ -110,10 +110,6 @@ class Table(NamedRows):
         """Enter the store once for several calls of this thread; see `Access.together`."""
         return self._backing.access.together()
 
-    def _renamed_since(self, names: int, touched: object = None) -> str:
-        """See `Epoch.renamed_since`; `touched` is for tables that are looked up as one."""
-        return self._backing.extent.epoch.renamed_since(names)
-
     @property
     def scalars(self) -> dict[str, Any]:
         """Values that belong to the whole table; committed and rolled back with its rows."""
@@ -767,7 +763,7 @@ class Table(NamedRows):
         on = self._backing
         with on.access.using():
             extent.epoch.check_open()
-            if self.spec.keys is not None and (why := self._renamed_since(names)):
+            if self.spec.keys is not None and (why := on.renamed_since(names)):
                 raise ClosedError(
                     f"{why} while this call read the rows of table {self.name!r}; repeat it"
                 )
@@ -977,6 +973,16 @@ access_of: Callable[[Table], Access] = operator.attrgetter("_backing.access")
 
 extent_of: Callable[[Table], Extent] = operator.attrgetter("_backing.extent")
 """Return the present rows of a table in its space."""
+
+
+renamed_since: Callable[[Any], Callable[..., str]] = operator.attrgetter("_backing.renamed_since")
+"""Return what says why rows of a table, or of several, may mean something else; see `Backing`."""
+
+together: Callable[[Any], AbstractContextManager[Any]] = Table._together
+"""Enter the store of a table once for several calls of this thread; see `Access.together`."""
+
+lease_and_read: Callable[[Any, object, str], tuple[Lease, Any]] = Table._lease_and_read
+"""Lease a batch, and return one field of the row of each id, as `Lease.expand` does."""
 
 
 def check_open(table: Any, *, write: bool = False) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
-from tierstore._table.table import Table, check_open
+from tierstore._table.table import Table, check_open, lease_and_read, renamed_since
 from tierstore._tiers.gpu.abi import RECORDS
 from tierstore._tiers.gpu.launcher import Kernel
 from tierstore.errors import ClosedError, InvalidInputError
@@ -259,7 +259,7 @@ class Batch:
         Empty if they do not: then they can be leased anew where the lease has ended. `touched` are
         the tables of a joint table to ask for; None means all.
         """
-        return self._table._renamed_since(self._names, touched) if self.lease.ended else ""
+        return renamed_since(self._table)(self._names, touched) if self.lease.ended else ""
 
     def firsts(self, tables: Sequence[int]) -> list[int]:
         """Return the first row of each of some tables of a joint table, as the lease has it."""
@@ -467,7 +467,7 @@ class Rows:
                 if features is None:
                     if layer.padding_idx is not None and counted is None:
                         counted = ids.reshape(-1) != layer.padding_idx
-                    lease, rows = table._lease_and_read(ids, layer.field)
+                    lease, rows = lease_and_read(table, ids, layer.field)
                 else:
                     lease, rows = table.lease_and_read(ids, features, self.lengths, layer.field)
                 self._batch = Batch(

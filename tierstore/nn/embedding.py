@@ -16,7 +16,7 @@ from torch import Tensor
 from tierstore import initializers
 from tierstore._kinds import check_store
 from tierstore._store.store import Store
-from tierstore._table.keyed import KeyedTable
+from tierstore._table.keyed import guessed, rows_for
 from tierstore._table.table import Table
 from tierstore.distributed.keyed import DistributedKeyedTable
 from tierstore.distributed.table import DistributedTable
@@ -247,14 +247,14 @@ class TieredEmbedding(RowsLayer):
             if first is not None:
                 first.put(rows.view(-1, self.embedding_dim))
             return rows
-        guessed = table._guessed(keys) if isinstance(table, KeyedTable) else None
-        if guessed is not None:
-            numbers, guess = guessed
+        known = guessed(table, keys)
+        if known is not None:
+            numbers, guess = known
             found: Tensor = look_up(Rows(self), self.own, numbers)
             if guess.is_right():
                 return found
             del found
-        rows = look_up(Rows(self), self.own, table._rows_for(keys))
+        rows = look_up(Rows(self), self.own, rows_for(table, keys))
         return rows
 
     def _check_eager(self, table: ByKey) -> None:

@@ -76,8 +76,8 @@ def numbered(table: ByKey, field: str, keys: Any, *, add: bool) -> tuple[Tensor,
         return torch.nested.nested_tensor_from_jagged(flat, bags.offsets()), first
     device = keys.device if isinstance(keys, Tensor) else torch.device("cpu")
     if add and table.spec.admit_after is None:
-        return table._rows_for(keys).to(device), None
-    rows, unknown, values = table._known_or_first(keys, field, train=add)
+        return keyed.rows_for(table, keys).to(device), None
+    rows, unknown, values = keyed.known_or_first(table, keys, field, train=add)
     numbers = torch.as_tensor(rows, device=device)
     # Either all of several ranks state which of their ids are trained, or none does.
     if not unknown.size and not (add and isinstance(table, DistributedKeyedTable)):

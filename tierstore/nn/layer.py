@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn, Self, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from tierstore._door import interrupts_deferred
 from tierstore._table.host import Lease
 from tierstore._table.joint import Features, JointTable
 from tierstore._table.recycled import Recycled
-from tierstore._table.table import Table, reads_each
+from tierstore._table.table import Table, reads_each, together
 from tierstore.distributed.request import Call
 from tierstore.errors import InvalidInputError, InvalidTypeError, TierStoreWarning, warn
 from tierstore.nn import naming
@@ -78,7 +79,7 @@ class RowsLayer(torch.nn.Module):
         self.together: Callable[[], AbstractContextManager[Any]] = (
             interrupts_deferred
             if self.is_shared or self._device == "cpu"
-            else self._shard._together
+            else partial(together, self._shard)
         )
         """Enters the store once for a pass; on the host, and for ranks, only defers interrupts."""
         self.field: str = field

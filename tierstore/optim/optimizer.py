@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from tierstore._door import interrupts_deferred
 from tierstore._progress import Progress, Shown, shown
 from tierstore._table.home import StoreOfTable
-from tierstore._table.table import Table, check_open, door_of
+from tierstore._table.table import Table, check_open, door_of, together
 from tierstore.distributed.apart import fail_on_every_rank
 from tierstore.errors import (
     InvalidInputError,
@@ -466,7 +466,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         groups, states = self._inner.param_groups, self._inner.state
         left: list[tuple[TrainedField, Gradient, Share]] = []
         for field, gradient in gradients:
-            with field.rows.table._together():
+            with together(field.rows.table):
                 shares = field.shares(gradient)
                 on_device = gradient.batch.lease.device is not None
                 last = on_device and len(shares) == 1 and field.rows.is_last(gradient)
