@@ -1463,6 +1463,12 @@ MUTANTS = [
         "tests/distributed/test_confirming.py",
     ),
     Mutant(
+        "_store/commit.py",
+        "    if folder.done:\n",
+        "    if False:\n",
+        "tests/distributed/test_together.py",
+    ),
+    Mutant(
         "distributed/lacking.py",
         "        for name in given:\n            raise",
         "        for name in ():\n            raise",

@@ -14,6 +14,7 @@ import tierstore
 from tests import inside
 from tests.distributed.ranks import run, values
 from tierstore import distributed
+from tierstore._store import compaction
 from tierstore.errors import CorruptStoreError, FormatError, RanksError, StoreFullError
 
 ROWS, DIM, PARTITIONS = 23, 2, 4
@@ -64,6 +65,29 @@ def test_a_version_that_is_damaged_in_a_partition_is_not_restored(path: Path) ->
         assert store.version == 4
         assert (store["item"].read(IDS) == 4).all()
         store.commit()
+
+
+def test_a_partition_that_is_written_whole_stays_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fold that is done is published before the next version, in a partition as in a store.
+
+    It takes one commit more than a store, since the root lets go of a version only after it.
+    """
+    monkeypatch.setattr(compaction.BackgroundWork, "done", lambda self: self._worker.join() or True)
+    rows, path = np.arange(8192), tmp_path / "small"
+    values_of = np.random.default_rng(3).standard_normal((rows.size, 64), np.float32)
+    specs = {"t": tierstore.TableSpec(rows.size, 64)}
+    budget = tierstore.Budget(host_rows=500)
+    with distributed.create(path, specs, partitions=2, budget=budget) as store:
+        for version in range(1, 9):
+            store["t"].write(rows, values_of * version)
+            store.commit()
+            if version > 4:
+                used = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+                assert used <= 4.3 * specs["t"].nbytes
+    with tierstore.open(path) as reader:
+        assert np.array_equal(reader["t"].read(rows), values_of * 8)
 
 
 def patched(place: Path) -> np.ndarray:

@@ -129,6 +129,21 @@ def settle(state: State, folder: Folder) -> None:
     state.door.check(write=True)
 
 
+def begun(
+    state: State,
+    folder: Folder,
+    step: int | None = None,
+    payload: Mapping[str, object] | None = None,
+    *,
+    confirm: bool = True,
+    keep: str | None = None,
+) -> CommitDraft:
+    """Begin a version, after a fold that is done: the version before names no folded delta then."""
+    if folder.done:
+        settle(state, folder)
+    return CommitDraft(state, step, payload, confirm=confirm, keep=keep)
+
+
 def commit(
     draft: CommitDraft, folder: Folder, use: Use, flush: Callable[[CommitDraft], None]
 ) -> int:
@@ -345,9 +360,7 @@ class PendingCommit(Future[int]):
         # Serializing values may run code of the caller that reads rows, so the thread must not hold
         # the store yet.
         with state.door.use(write=True) as use, state.alone("commit"), use.interruptible():
-            if folder.done:
-                settle(state, folder)
-            draft = CommitDraft(state, step, payload, confirm=confirm, keep=keep)
+            draft = begun(state, folder, step, payload, confirm=confirm, keep=keep)
         self.set_running_or_notify_cancel()
         try:
             self._hand_over(draft, folder)

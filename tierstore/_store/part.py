@@ -14,7 +14,7 @@ from typing import Any, cast
 from tierstore._disk.generation import Generation
 from tierstore._disk.manifest import Manifest
 from tierstore._store import alter, closing, keeping
-from tierstore._store.commit import CommitDraft, commit, flush
+from tierstore._store.commit import begun, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.options import Options
 from tierstore._store.state import State
@@ -126,7 +126,7 @@ class Part(State):
     def commit(self) -> None:
         """Commit what was written."""
         with self.door.use(write=True) as use, self.alone("commit"):
-            commit(CommitDraft(self, None, None, confirm=True), self.folder, use, flush)
+            commit(begun(self, self.folder), self.folder, use, flush)
 
     def rewrite(
         self,

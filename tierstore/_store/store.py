@@ -27,7 +27,7 @@ from tierstore._progress import Progress, Shown, report_nothing, shown
 from tierstore._store import closing, keeping, locking
 from tierstore._store.alter import alone_to
 from tierstore._store.changes import changed_rows
-from tierstore._store.commit import CommitDraft, PendingCommit, clean_up, commit, flush, settle
+from tierstore._store.commit import PendingCommit, begun, clean_up, commit, flush
 from tierstore._store.compaction import Folder
 from tierstore._store.copy import Skipped, save_store
 from tierstore._store.following import DirectoryWatch, NewVersion, union
@@ -264,9 +264,7 @@ class Store(SchemaChanges):
         step = self._checked(step, payload, keep)
         with self._door.use(write=True) as use, self._state.alone("commit"):
             with use.interruptible():  # this serializes values of the caller
-                if self._folder.done:
-                    settle(self._state, self._folder)
-                draft = CommitDraft(self._state, step, payload, confirm=confirm, keep=keep)
+                draft = begun(self._state, self._folder, step, payload, confirm=confirm, keep=keep)
             return commit(draft, self._folder, use, flush)
 
     def commit_async(
