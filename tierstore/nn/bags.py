@@ -178,7 +178,8 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         self, groups: Sequence[Group], joined: Sequence[Joined]
     ) -> tuple[Sequence[str], list[Tensor], None]:
         """Do what `_pool` does within a graph, where each layer pools its own."""
-        found, dtype = dict[str, Tensor](), groups[0].layer.anchor.dtype
+        found: dict[str, Tensor] = {}
+        dtype = groups[0].layer.anchor.dtype
         for group in groups:
             dtype = torch.promote_types(dtype, group.layer.anchor.dtype)
         for (layer, own, _), (ids, lengths, offsets, weights) in zip(groups, joined, strict=True):

@@ -160,7 +160,8 @@ class TieredEmbeddingCollection(torch.nn.Module):
     def _look_up(self, features: Any) -> dict[str, Tensor]:
         """Do what `forward` does; keys are looked up and leased in turn."""
         given, first = self._given(features)
-        found, groups = dict[str, Tensor](), self._plan(given.names)
+        found: dict[str, Tensor] = {}
+        groups = self._plan(given.names)
         for group in groups:
             found.update(zip(group.features.names, self._rows(group, given, first), strict=True))
         for name, each in first.items():

@@ -125,7 +125,9 @@ class _Jagged:
 
     def of(self, group: Group) -> Joined:
         """Return the ids of a group."""
-        values, lengths = whole_numbers(self._values, "values"), self._lengths
+        values, lengths = self._values.contiguous(), self._lengths
+        if values.dtype is not torch.int64:
+            values = whole_numbers(values, "values")
         offsets, weights, places = self._offsets, self._weights, group.places
         if not torch.compiler.is_compiling() and sum(lengths) != values.numel():
             raise InvalidInputError(
@@ -198,7 +200,7 @@ class _Named:
 
     def shaped(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows in the shapes of their ids, nested as these are."""
-        if set(map(_ndim, self._features.values())) == {1}:
+        if {ids.ndim for ids in self._features.values()} == {1}:
             return found
         return {name: _as_ids(rows, self._features[name]) for name, rows in found.items()}
 
@@ -511,7 +513,7 @@ def _not_in_graph(name: str, ids: Tensor) -> Any:
     return jagged(ids)
 
 
-_dtype, _ndim = attrgetter("dtype"), attrgetter("ndim")
+_dtype = attrgetter("dtype")
 
 
 def _end_to_end(every: Tensors) -> Tensor | None:

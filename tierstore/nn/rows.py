@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any, cast
 
 import torch
@@ -48,6 +49,35 @@ _LOOKS = 4
 """Writes into rows that are looked at, whether torch's would have changed other rows too."""
 _FORGOTTEN = 1000
 """Backward passes without a step after which a warning is issued."""
+
+
+class State(Enum):
+    """What a parameter of rows has; `RowsParameter._to` leads from one to another.
+
+    ========  ======================================  =============  ==================
+    state     held                                    torch sees     of it, `grad`
+    ========  ======================================  =============  ==================
+    REST      nothing                                 no rows        None
+    PENDING   gradients of batches that came          their shape    None until it asks
+    SHOWN     one gradient of all, and its rows       the rows       the gradient
+    CLEARED   the same, after rows were written       the rows       None
+    ========  ======================================  =============  ==================
+
+    A gradient that comes leads to PENDING; from SHOWN it is what torch has by then, and from
+    CLEARED nothing but the order of its rows. What torch sees leads from PENDING to SHOWN, and
+    `zero_grad` to REST, or to CLEARED where rows were written. A step leads to REST once every
+    optimizer took it, and before that to PENDING. What was written into the rows reaches the table
+    with every change from SHOWN and CLEARED.
+    """
+
+    REST = auto()
+    PENDING = auto()
+    SHOWN = auto()
+    CLEARED = auto()
+
+
+_SEEN = State.SHOWN, State.CLEARED
+"""States in which torch sees rows."""
 
 
 class RowsParameter(OfRows, torch.nn.Parameter):
@@ -119,8 +149,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self._order: Batch | None = None
         self.live_order: Order | None = None
         """The order of the rows and the gradient that torch sees; None where it sees none."""
-        self._at_rest = True
-        self._shown = self._exposed = self._kept = self._in_hook = False
+        self._state = State.REST
+        self._exposed = self._kept = self._in_hook = False
         self._noted = (0, 0)
         self._used_by: set[Any] = set()
         self._passes = 0
@@ -161,7 +191,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         if value is not None:
             self.show()
-            if value.shape != self.shape and (len(value) or not self._at_rest):
+            is_resting = self._state is State.REST
+            if value.shape != self.shape and (len(value) or not is_resting):
                 raise InvalidInputError(
                     f"a gradient of table {self.table.name!r} is of the rows of one batch, in the "
                     f"order of rows.ids, now {tuple(self.shape)}, not {tuple(value.shape)}: "
@@ -176,8 +207,9 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 self._squares = None
             if len(self._orders) > 1 and not isinstance(value, PlacedRows):
                 self._check_order(value)
-            if not self._at_rest or len(value):  # of no rows there is none
+            if not is_resting or len(value):  # of no rows there is none
                 _grad.__set__(self, value)
+                self._state = State.SHOWN if self._state in _SEEN else self._state
         else:
             self.clear()
 
@@ -191,7 +223,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         self.show()
         if isinstance(value, NoRows):
             return  # without rows: what this one was at rest
-        if not self._shown:
+        if self._state not in _SEEN:
             raise refused("data = values", self.table)
         if value.shape != self.shape:
             raise InvalidInputError(
@@ -211,7 +243,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
     def __repr__(self, **_: Any) -> str:
         """Show the rows that there are."""
-        if self._at_rest:
+        if self._state is State.REST:
             shown = f"no rows, {tuple(self.shape)}, {self.dtype}"
         else:
             shown = repr(self.detach())
@@ -343,7 +375,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     def rest(self, empty: Tensor) -> None:
         """Have the value `empty`, `(0, dim)`, while there is no gradient."""
         self._rest = empty.detach()
-        if self._at_rest:
+        if self._state is State.REST:
             self._hold(self._rest)
 
     def deposit(self, gradient: Gradient) -> None:
@@ -359,10 +391,10 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 "freeze the layer with requires_grad_(False)"
             )
         if self._used_by:
-            self.give_up()
-        if self._shown:
-            self._hide()
-        self._at_rest = False
+            self._to(State.REST)
+        if self._state in _SEEN:
+            self._to(State.PENDING)
+        self._state = State.PENDING
         self._waiting.append(gradient)
         number = torch._C._current_graph_task_id()
         if number != self._pass:
@@ -381,11 +413,11 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         None where there is none, or none any more; see `_lose`.
         """
         whole = self._whole
-        if self._shown and whole is not None:
+        if self._state in _SEEN and whole is not None:
             if whole.batch.usable and not self._waiting:
                 values = _grad.__get__(self)
                 return None if values is None else replace(whole, values=plain(values))
-            self._hide()
+            self._to(State.PENDING)
         waiting, whole = self._waiting, self._whole
         alone = whole is None and self._order is None and len(waiting) == 1
         if alone and not waiting[0].batch.lease.ended:
@@ -400,15 +432,15 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
         Raises ClosedError, once, if rows of it mean something else by now; it is dropped then.
         """
-        if self._at_rest and not self._lost:
+        if self._state is State.REST and not self._lost:
             return None
-        if self._shown:
+        if self._state in _SEEN:
             self.settle()
         used = self._used_by and optimizer in self._used_by
         gradient = None if used else self.gathered()
         if self._lost:
             why = self._lost
-            self.give_up()
+            self._to(State.REST)
             raise ClosedError(
                 f"{why} since the forward pass through table {self.table.name!r} whose gradient "
                 "this step would use; call zero_grad() and run the forward pass again"
@@ -417,15 +449,53 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
     def show(self) -> None:
         """Set data and gradient to those of all batches as one."""
-        if self._at_rest:
+        if self._state is State.REST:
             return
-        if self._shown and not self._waiting:
+        if self._state in _SEEN and not self._waiting:
             if self._whole is not None and (why := self._whole.batch.moved(self._whole.touched)):
                 self._lose(why)
             return
         gradient = self.gathered()
-        if gradient is None or self._shown:
-            return
+        if gradient is not None and self._state is State.PENDING:
+            self._to(State.SHOWN)
+
+    def _to(self, state: State) -> None:
+        """Change to a state, and with it what torch sees as values and gradient."""
+        was_seen = self._state in _SEEN
+        if state is State.REST:
+            self._lost = ""  # what is written below may be of rows that mean something else
+            if self._state is state:
+                return
+        if was_seen:
+            self.settle()
+        if state is State.REST:
+            for gradient in self._waiting:
+                gradient.batch.lease.release()
+            self._waiting.clear()
+            self._seen_by_hooks = 0
+            if self._whole is not None:
+                self._whole.batch.lease.release()
+            if self._order is not None:
+                self._order.lease.release()
+            self._whole = self._order = self._squares = self._of_shard = None
+            self._kept = False
+            self._used_by.clear()
+            self._passes = 0
+        elif state is State.PENDING:
+            self._keep_unseen()
+        elif state is State.SHOWN:
+            self._set_shown()
+        if was_seen:
+            _grad.__set__(self, None)
+        if state is State.REST or state is State.PENDING:
+            self.live_order = None
+            self._content = self._rest
+            _data.__set__(self, self._rest)
+        self._state = state
+
+    def _set_shown(self) -> None:
+        """Have torch see the rows of the whole gradient, and that."""
+        gradient: Any = self._whole
         gradient.trim()
         rows = gradient.batch.lease.read(self.field)
         rows = rows.float() if self.widened else rows
@@ -438,7 +508,6 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 # On a GPU torch clips tensors of its own at once, and others one by one.
                 values = PlacedRows.of(values, self.live_order)
             _grad.__set__(self, values)
-        self._shown = True
         self._orders.append(gradient.batch.distinct)
         self._note()
 
@@ -446,7 +515,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         """Release what batches left; write into the table what was written into the parameter."""
         if self.abandoned.leases:
             self.abandoned.release()
-        if not self._shown or self._whole is None or not self._is_written():
+        if self._state not in _SEEN or self._whole is None or not self._is_written():
             return
         element = self.table.spec.layout.field(self.field).element
         batch, rows = self._whole.batch, self._content.to(element.torch_dtype())
@@ -493,22 +562,22 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     @property
     def at_rest(self) -> bool:
         """Whether there is no gradient."""
-        return self._at_rest
+        return self._state is State.REST
 
     def is_last(self, gradient: Gradient) -> bool:
         """Whether a step by the only optimizer is the last that needs the lease of its gradient."""
-        return len(self.optimizers) == 1 and not self._shown and gradient is self._whole
+        return len(self.optimizers) == 1 and self._state not in _SEEN and gradient is self._whole
 
     def used(self, by: Any) -> None:
         """Note that an optimizer took its step; after the last one, drop the gradient."""
         if len(self.optimizers) == 1:
-            self.give_up()
+            self._to(State.REST)
         else:
             self._used_by.add(by)
             if all(each in self._used_by for each in self.optimizers):
-                self.give_up()
-            elif self._shown:
-                self._hide()
+                self._to(State.REST)
+            elif self._state in _SEEN:
+                self._to(State.PENDING)
         self._unwritten = None
         self._orders.clear()
 
@@ -518,36 +587,8 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         Rows that were written stay, in their order: what wrote into them, such as sharpness-aware
         minimization, may write into them again after another backward pass.
         """
-        if self._shown and (self._kept or self._is_written()):
-            self.settle()
-            _grad.__set__(self, None)
-        else:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Drop the gradient and release the rows."""
-        self._lost = ""
-        if self._at_rest:
-            return
-        if self._shown:
-            self.settle()
-        for gradient in self._waiting:
-            gradient.batch.lease.release()
-        self._waiting.clear()
-        self._seen_by_hooks = 0
-        if self._whole is not None:
-            self._whole.batch.lease.release()
-        if self._order is not None:
-            self._order.lease.release()
-        self._whole = self._order = self.live_order = self._squares = self._of_shard = None
-        if self._shown:
-            _grad.__set__(self, None)
-        self._at_rest = True
-        self._shown = self._kept = False
-        self._used_by.clear()
-        self._passes = 0
-        self._content = self._rest
-        _data.__set__(self, self._rest)
+        is_written = self._state in _SEEN and (self._kept or self._is_written())
+        self._to(State.CLEARED if is_written else State.REST)
 
     def _check_order(self, value: Tensor) -> None:
         """Warn once if a gradient that is set may be made of one of other rows, seen before."""
@@ -572,7 +613,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
         After a rollback nothing is told: it drops what is not committed, and so this.
         """
-        self.give_up()
+        self._to(State.REST)
         self._lost = "" if why in UNDONE else why
 
     # -- between batches
@@ -585,15 +626,11 @@ class RowsParameter(OfRows, torch.nn.Parameter):
     def _is_written(self) -> bool:
         return self._exposed or (self.data_ptr(), self._version) != self._noted
 
-    def _hide(self) -> None:
-        """Take the gradient back from where torch sees it; the rows may change then."""
-        self.settle()
+    def _keep_unseen(self) -> None:
+        """Take the gradient back from where torch sees it, if there is one by now."""
         whole, values = self._whole, _grad.__get__(self)
         if whole is None:
             return
-        _grad.__set__(self, None)
-        self._hold(self._rest)
-        self._shown, self.live_order = False, None
         if values is not None and bool(values.any()):  # or zero_grad(set_to_none=False) was here
             self._whole = replace(whole, values=plain(values))
             return
@@ -619,7 +656,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
             return
         parts = [part for part, why in zip(parts, whys, strict=True) if not why]
         if not parts:
-            self.give_up()
+            self._to(State.REST)
             return
         whole = None
         if self._order is not None:
@@ -665,9 +702,9 @@ class RowsParameter(OfRows, torch.nn.Parameter):
                 found = hook(self._placed(gradient.values))
                 gradient = gradient if found is None else replace(gradient, values=plain(found))
         finally:
-            if self._shown:
+            if self._state in _SEEN:
                 self.settle()
-                self._shown = False
+                self._state = State.PENDING
             self._in_hook = False
             (self._waiting, self._whole), self._seen_by_hooks = before, seen
         self._waiting.append(gradient)
@@ -693,7 +730,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
 
         The memory is that of the gradient, where it can be: no operator reads it for the rows.
         """
-        if self._shown or not (self._waiting or self._whole):
+        if self._state in _SEEN or not (self._waiting or self._whole):
             return
         gradient = self._waiting[0] if self._whole is None else self._whole
         values, dtype = gradient.values, torch.float32 if self.widened else gradient.values.dtype
@@ -730,7 +767,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         if operator in FREE:
             return self._content
         self.show()
-        if not self._shown:
+        if self._state not in _SEEN:
             raise refused(operator, self.table)
         return self._content
 
@@ -738,12 +775,12 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         return self.table
 
     def _note_write(self) -> None:
-        self._exposed = self._shown
+        self._exposed = self._state in _SEEN
 
     def _alias(self) -> Tensor:
         self.show()
-        self._exposed = self._shown
-        if not self._shown:
+        self._exposed = self._state in _SEEN
+        if self._state not in _SEEN:
             return NoRows.of(self, self._content)
         return self._placed(self._content.detach())
 
