@@ -11,7 +11,7 @@
 # make lint     ruff, mypy, the import contracts;  make docs: regenerate docs/cli.md, docs/cli/, docs/json.md, the layers in
 #               CONTRIBUTING.md, and the charts of docs/benchmarks.md
 # make docs-site  the documentation site, in build/site
-# make wheel    build the wheel and use it in fresh environments;  make release KEY=…: sign it, too
+# make wheel    build the wheel and use it in fresh environments
 # make links    visit the links of the documentation to other sites
 # make bench    the benchmarks;  make clean
 #
@@ -31,7 +31,7 @@ OTHERS := $(VENV)/.others
 DOCS := $(VENV)/.docs
 DEMO ?= demo
 
-.PHONY: demo test test-all nightly mutants coverage core install lint torture docs docs-site links wheel release bench clean
+.PHONY: demo test test-all nightly mutants coverage core install lint torture docs docs-site links wheel bench clean
 .DEFAULT_GOAL := test
 
 $(VENV): $(READY)
@@ -128,14 +128,6 @@ links: $(DOCS)
 
 wheel:
 	tests/wheel.sh $(PYTHON) $(TORCH)
-
-# Everything up to the upload. KEY names the key of gpg that signs; without it, the default one.
-release: wheel
-	set -e; for file in dist/*; do \
-	  gpg --batch --yes $(if $(KEY),--local-user '$(KEY)') --armor --detach-sign "$$file"; \
-	  gpg --batch --verify "$$file.asc" "$$file"; \
-	done
-	@echo "Ready: twine upload dist/*"
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --group bench -c $(CONSTRAINTS)

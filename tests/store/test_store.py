@@ -692,7 +692,7 @@ def test_more_rows(path, store, table):
     assert grown.rows == 100
     assert np.array_equal(grown.read(np.arange(len(before))), before)
     assert (grown.read(np.arange(len(before), 100)) == 3).all()
-    with pytest.raises(InvalidInputError, match="cannot shrink"):
+    with pytest.raises(InvalidInputError, match=r"cannot shrink.*in all"):
         store.grow(table, 99)
     grown.write([99], np.zeros((1, grown.dim), np.float32))
     store.commit()

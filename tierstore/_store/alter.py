@@ -278,7 +278,10 @@ def grown(state: State, name: str, rows: int, init: Initializer | None, keys: An
     """Return a table with more rows, initialized by `init` or the table's own initializers."""
     table, whole = state.tables[name], state.whole(name)
     if rows < whole.rows:
-        raise InvalidInputError(f"a table cannot shrink: {counted(whole.rows, 'row')} to {rows}")
+        raise InvalidInputError(
+            f"a table cannot shrink: {counted(whole.rows, 'row')} to {rows}; `rows` is how many "
+            "there are to be in all"
+        )
     spec = _with_rows(whole, rows)
     if init is not None:
         first, item = next(iter(spec.fields.items()))
