@@ -529,6 +529,30 @@ MUTANTS = [
     ),
     # A commit.
     Mutant(
+        "_store/compaction.py",
+        "max(_LEAST_BYTES, min(base // 2, _MOST_BYTES), base // 4)",
+        "max(_MOST_BYTES, base // 4)",
+        "tests/store/test_folding.py",
+    ),
+    Mutant(
+        "_store/commit.py",
+        "if folder.done:",
+        "if False:",
+        "tests/store/test_folding.py",
+    ),
+    Mutant(
+        "_progress.py",
+        "self._bar.update(done - self._bar.n)",
+        "self._bar.update(done)",
+        "tests/test_notebooks.py",
+    ),
+    Mutant(
+        "_html.py",
+        "return _BRIEF.repr([*thing])",
+        "return repr([*thing])",
+        "tests/test_notebooks.py",
+    ),
+    Mutant(
         "_store/commit.py",
         "version = state.ledger.last_version + 1",
         "version = state.manifest.version + 1",
