@@ -589,6 +589,7 @@ class RowsParameter(OfRows, torch.nn.Parameter):
         """
         is_written = self._state in _SEEN and (self._kept or self._is_written())
         self._to(State.CLEARED if is_written else State.REST)
+        self._passes = 0
 
     def _check_order(self, value: Tensor) -> None:
         """Warn once if a gradient that is set may be made of one of other rows, seen before."""
