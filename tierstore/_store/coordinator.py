@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from tierstore.errors import InvalidInputError
+
 T = TypeVar("T")
 
 
@@ -48,6 +50,11 @@ class Coordinator(ABC):
         found: list[T] = []
         self.together(what, lambda: found.append(work()))
         return found[0]
+
+    def check_same(self, what: str, of: str, work: Callable[[], object]) -> None:
+        """Raise InvalidInputError unless `work` returns the same on every rank."""
+        if len(set(self.together(what, work))) > 1:
+            raise InvalidInputError(f"ranks disagree on {of}: every rank gives the same")
 
     @abstractmethod
     def lead(self, what: str, work: Callable[[], T]) -> T:

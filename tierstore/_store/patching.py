@@ -378,14 +378,14 @@ def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> P
     ):
         patch: Patch
 
-        def check() -> PatchInfo:
+        def check() -> str:
             nonlocal patch
             patch = opened.enter_context(open_patch(path))
             state.check_clean("apply a patch")
             patch.check_order(state.manifest, state.directory.path)
             for change in patch.changes:
                 _check_change(state, patch, change)
-            return dataclasses.replace(patch.info(), path=Path())
+            return repr(dataclasses.replace(patch.info(), path=Path()))
 
         def write() -> None:
             for change in patch.changes:
@@ -396,9 +396,7 @@ def apply_patch(state: State, folder: Folder, path: str | os.PathLike[str]) -> P
                 table.scalars.clear()
                 table.scalars.update(change.scalars)
 
-        told = state.ranks.together("read the patch", check)
-        if any(each != told[0] for each in told):
-            raise InvalidInputError(f"ranks have different patches at {path}; copy one to each")
+        state.ranks.check_same("read the patch", f"the patch at {path}", check)
         with state.or_discard("apply a patch"):
             state.ranks.together("write the rows", write)
             state.commit_all(

@@ -376,10 +376,7 @@ class Apart(State):
         def read() -> str:
             return hashlib.blake2b(records_of(table, rows).tobytes()).hexdigest()
 
-        if len(set(self.ranks.together("read the rows", read))) > 1:
-            raise InvalidInputError(
-                f"ranks disagree on the rows to append to table {name!r}: every rank gives the same"
-            )
+        self.ranks.check_same("read the rows", f"the rows to append to table {name!r}", read)
 
     # -- versions
 

@@ -191,10 +191,7 @@ class Keys:
     def __init__(self, state: Apart, name: str, keys: Sequence[Any] | None, rows: int) -> None:
         """Prepare to write keys for so many rows; raises where ranks have others. Collective."""
         ranks = state.ranks
-        if len(set(ranks.together("read the keys", lambda: _digest(keys)))) > 1:
-            raise InvalidInputError(
-                f"ranks disagree on the keys of table {name!r}: every rank gives the same"
-            )
+        ranks.check_same("read the keys", f"the keys of table {name!r}", lambda: _digest(keys))
         self._state, self._name, self._keys, self._rows = state, name, keys, rows
         drawn = unique_name("g", 1), uuid.uuid4().hex[:8]
         self._generation, self._stem = ranks.gather("name the keys", drawn)[0]
