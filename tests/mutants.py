@@ -797,13 +797,6 @@ MUTANTS = [
         "if ((uint64_t)slot_at(s, i) > (uint64_t)s->count) return -(i + 1);",
         "tests/core/test_core.py::test_programs_have_the_results_of_the_oracle",
     ),
-    # Gradients of several features.
-    Mutant(
-        "nn/parts.py",
-        "len(set(begins)) == len(parts)",
-        "True",
-        "tests/training/test_collections.py",
-    ),
     # Leased rows in the host tier.
     Mutant(
         "_tiers/host.py",

@@ -1005,10 +1005,10 @@ def test_gradients_that_lie_apart_are_summed_where_they_are(
 
 
 @pytest.mark.parametrize("way", ["a table twice", "run again"])
-def test_others_that_lie_apart_are_copied(
+def test_gradients_that_lie_apart_are_those_of_one_tensor(
     place: Place, copies: list[int], way: str, monkeypatch: Any
 ) -> None:
-    """Those of features that share a table, and of a batch that is no more."""
+    """Also of features that share a table; of a batch that is no more they are copied."""
     specs = {name: tierstore.TableSpec(9, 6, init=tierstore.normal(seed=2)) for name in "tu"}
     tables = {"a": "t", "b": "t" if way == "a table twice" else "u"}
     found = []
@@ -1030,7 +1030,7 @@ def test_others_that_lie_apart_are_copied(
                 total.backward()
                 optimizer.step()
         found.append([rows_of(store[name]) for name in specs])
-    assert copies == [2]
+    assert copies == ([2] if way == "run again" or place.device != "cpu" else [])
     for one, two in zip(*found, strict=True):
         assert same(one, two)
 

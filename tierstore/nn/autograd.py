@@ -261,11 +261,6 @@ class Batch:
         """
         return renamed_since(self._table)(self._names, touched) if self.lease.ended else ""
 
-    def firsts(self, tables: Sequence[int]) -> list[int]:
-        """Return the first row of each of some tables of a joint table, as the lease has it."""
-        starts: list[int] = self._placement.starts[list(tables)].tolist()
-        return starts
-
     def gradient(
         self,
         of_each: Tensor | Apart,
@@ -489,7 +484,7 @@ class Rows:
         if not (there and trained[0]):
             return (None,)
         layer, batch, features = self.layer, self._batch, self.features
-        positions, touched, firsts = None, FIRST, None
+        positions, touched, apart = None, FIRST, False
         if features is not None:
             counts = batch.counts(self.lengths)
             if len(there) < len(gradients):
@@ -497,8 +492,8 @@ class Rows:
                 every = batch.positions if some is None else some
                 positions = torch.cat(tuple(compress(every.split(list(self.lengths)), given)))
                 counts = [n if each else 0 for n, each in zip(counts, given, strict=True)]
-            elif layer.is_single:
-                firsts = self._firsts
+            else:
+                apart = layer.is_single and not layer.is_shared
             touched = features.touched(counts)
         if not (touched and batch.size):
             return (None,)
@@ -508,15 +503,11 @@ class Rows:
             if len(there) == 1:
                 whole = whole.reshape(-1, layer.embedding_dim)
             else:
-                whole, columns = as_one(there, layer.memory, firsts)
+                whole, columns = as_one(there, layer.memory, apart=apart)
             if not (layer.as_stored or isinstance(whole, Apart)):
                 whole = whole.to(layer._device, layer._dtype)
             layer.own.deposit(batch.gradient(whole, positions, touched, columns))
         return (None,)
-
-    def _firsts(self) -> list[int] | None:
-        """Return the first row of the table of each feature; None on several ranks."""
-        return None if self.features is None else self._batch.firsts(self.features.tables)
 
 
 def accumulates(leaf: Any) -> bool:

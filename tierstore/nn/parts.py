@@ -1,11 +1,11 @@
 """Gradients of several features as one tensor, without a copy where they are parts of one.
 
-Those that are tensors of their own are summed where they are, if no two features share a table.
+Those that are tensors of their own are summed where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,7 @@ _MUCH = {"cpu": 1 << 20, "cuda": 32 << 20}
 
 
 class Apart:
-    """Gradients of features, float32 on the host, of which each is a tensor of its own.
-
-    No two features share a table, so the rows of one are none of another's.
-    """
+    """Gradients of features, float32 on the host, of which each is a tensor of its own."""
 
     def __init__(self, parts: Sequence[Tensor], memory: Recycled) -> None:
         """Take the gradients, and memory for a copy of them."""
@@ -78,15 +75,12 @@ class SideBySide:
 
 
 def as_one(
-    parts: Sequence[Tensor],
-    memory: Recycled | None = None,
-    firsts: Callable[[], Sequence[int] | None] | None = None,
+    parts: Sequence[Tensor], memory: Recycled | None = None, *, apart: bool = False
 ) -> tuple[Tensor | Apart, SideBySide | None]:
     """Return gradients `(ids, dim)` as one tensor, and where they are in it; None: in order.
 
     Gradients of what a model concatenates are parts of one tensor, and are not copied. Other large
-    ones on the host are copied to `memory` if that is given; given `firsts`, which states where in
-    the space the table of each feature begins, they stay `Apart` if no two are of one table.
+    ones on the host are copied to `memory` if that is given, or stay `apart` if they may.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -100,8 +94,7 @@ def as_one(
     if found is not None:
         return found
     memory = memory or Recycled()
-    begins = firsts() if firsts is not None and _are_plain(parts) else None
-    if begins is not None and len(set(begins)) == len(parts):
+    if apart and _are_plain(parts):
         return Apart(parts, memory), None
     return _copied(parts, memory), None
 

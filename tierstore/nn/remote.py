@@ -141,9 +141,6 @@ class RemoteBatch:
             return None
         return torch.where(self._counted.to(self.positions.device), self.positions, -1)
 
-    def firsts(self, tables: Sequence[int]) -> None:
-        """Return None: no rank knows where rows of all lie; see `Batch.firsts`."""
-
     def counts(self, lengths: Sequence[int]) -> Sequence[int]:
         """Return for each feature whether any rank has ids of it; see `Batch.counts`."""
         return self._request.counts
