@@ -1241,7 +1241,7 @@ MUTANTS = [
     ),
     Mutant(
         "_store/versions.py",
-        "if len(found) == len(numbers):",
+        "if len(manifests) == len(numbers):",
         "if True:",
         "tests/distributed/test_store.py",
     ),
@@ -1298,8 +1298,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/norms.py",
-        "        found.is_norms = True",
-        "        found.is_norms = False",
+        "        norm.is_norms = True",
+        "        norm.is_norms = False",
         "tests/distributed/test_norms.py",
     ),
     Mutant(
@@ -1347,8 +1347,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/pointers.py",
-        "                return _claiming(found, source.claim)",
-        "                return found",
+        "                return _claiming(result, source.claim)",
+        "                return result",
         "tests/training/test_keeping_states.py",
     ),
     Mutant(
@@ -1873,8 +1873,8 @@ MUTANTS = [
     ),
     Mutant(
         "_disk/partitioned_keys.py",
-        "with self._map_lock:\n                found = self._map\n",
-        "if True:\n                found = self._map\n",
+        "with self._map_lock:\n                loaded = self._map\n",
+        "if True:\n                loaded = self._map\n",
         "tests/distributed/test_keys.py::test_threads_of_a_reader_load_its_keys_together",
     ),
     Mutant(
@@ -2734,7 +2734,7 @@ MUTANTS = [
     ),
     Mutant(
         "importing.py",
-        "if dtype is not None and dtype != found.dtype:",
+        "if dtype is not None and dtype != item.dtype:",
         "if False:",
         "tests/test_importing.py::test_requests_that_do_not_fit",
     ),
@@ -2902,7 +2902,7 @@ MUTANTS = [
     ),
     Mutant(
         "exporting.py",
-        "if len(found) < len(fields) or not all(names.values()):",
+        "if len(dims) < len(fields) or not all(names.values()):",
         "if not all(names.values()):",
         "tests/test_exporting.py::test_fields_that_no_file_holds_together",
     ),
@@ -3480,7 +3480,7 @@ MUTANTS = [
     ),
     Mutant(
         "_store/versions.py",
-        "if found.mark != mark:",
+        "if manifest.mark != mark:",
         "if False:",
         "tests/distributed/test_store.py::test_partitions_of_two_copies_are_no_store",
     ),
@@ -3823,8 +3823,8 @@ MUTANTS = [
     ),
     Mutant(
         "_store/locking.py",
-        "first = found[-1] + 1",
-        "first = found[-1] + 2",
+        "first = versions[-1] + 1",
+        "first = versions[-1] + 2",
         "tests/store/test_locking.py::test_readers_are_known_by_their_versions",
     ),
     Mutant(
@@ -4314,8 +4314,8 @@ MUTANTS = [
         "                except NewerVersionError:\n"
         "                    raise\n"
         "                except FormatError as error:\n"
-        "                    found[seq] = error",
-        "                except FormatError as error:\n                    found[seq] = error",
+        "                    manifests[seq] = error",
+        "                except FormatError as error:\n                    manifests[seq] = error",
         "tests/durability/test_manifests.py::test_what_a_newer_version_wrote_is_refused_whole",
     ),
     Mutant(

@@ -231,10 +231,10 @@ def _named(fields: Mapping[str, Field], names: Mapping[str, str]) -> dict[str, i
     for name in names:
         if name != "key" and name not in fields:
             raise UnknownNameError(f"no field {name!r} is written, only {', '.join(fields)}")
-    found = {names.get(name, name): item.dim for name, item in fields.items()}
-    if len(found) < len(fields) or not all(names.values()):
+    dims = {names.get(name, name): item.dim for name, item in fields.items()}
+    if len(dims) < len(fields) or not all(names.values()):
         raise InvalidInputError(f"give each field a name of its own, not {dict(names)}")
-    return found
+    return dims
 
 
 def _common_dtype(fields: Mapping[str, Field]) -> str:

@@ -433,7 +433,7 @@ def _sources(
     **options: Any,
 ) -> dict[str, Source]:
     """Open the rows of fields in one file, of wanted types and lengths as far as they are known."""
-    found = {}
+    sources = {}
     for name, dtype in wanted.items():
         source = open_source(
             src,
@@ -443,9 +443,9 @@ def _sources(
             beside=tuple(other for other in wanted if other != name),
             **options,
         )
-        found[name] = stack.enter_context(source)
+        sources[name] = stack.enter_context(source)
         _refuse_without_scales(source)
-    return found
+    return sources
 
 
 def _said(sources: Iterable[Source]) -> str | None:
@@ -520,12 +520,12 @@ def _field_of(table: Table, field: str, dtype: str | None) -> Field:
             f"table {table.name!r} has no field {field!r}, only {', '.join(table.fields)}; "
             "add it first (Store.add_fields, tierstore add-field)"
         )
-    found = table.fields[field]
-    if dtype is not None and dtype != found.dtype:
+    item = table.fields[field]
+    if dtype is not None and dtype != item.dtype:
         raise InvalidInputError(
-            f"field {field!r} of table {table.name!r} is {found.dtype} and cannot become {dtype}"
+            f"field {field!r} of table {table.name!r} is {item.dtype} and cannot become {dtype}"
         )
-    return found
+    return item
 
 
 def _checked_keys(source: Source, keys: Any) -> Keys | None:

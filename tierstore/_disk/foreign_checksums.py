@@ -89,11 +89,11 @@ def open_checksums(
                 f"{path}: {file.size} bytes instead of {nbytes}; remove it to make it anew"
             )
         data = _io.map_files([file], nbytes, advice=mmap.MADV_RANDOM, lasting=True)
-    found, at = {}, len(header)
+    checksums, at = {}, len(header)
     for name, base in bases.items():
         part = data[at : at + 4 * base.rows].reshape(base.rows, 4)
-        found[name], at = ForeignChecksums(name, path, part), at + part.nbytes
-    return found
+        checksums[name], at = ForeignChecksums(name, path, part), at + part.nbytes
+    return checksums
 
 
 def _header(tables: Mapping[str, Any]) -> bytes:

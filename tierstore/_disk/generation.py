@@ -419,12 +419,12 @@ class Generation:
         Raises CorruptStoreError.
         """
         known = {delta.info.name: delta for delta in [*self.tier.deltas, *self._coming]}
-        found = []
+        deltas = []
         for each in info.deltas:
             delta = known.get(each.name)
             is_open = delta is not None and (delta.info is each or delta.info == each)
-            found.append(delta if is_open and delta is not None else self._open_delta(each))
-        return found
+            deltas.append(delta if is_open and delta is not None else self._open_delta(each))
+        return deltas
 
     def is_of(self, info: TableInfo) -> bool:
         """Whether a later manifest has the same base and keys, so only deltas may differ.
@@ -520,20 +520,20 @@ class Generation:
     def _loaded(self) -> StoredKeys | None:
         """Return the map with the keys of the open version; None if that changed meanwhile."""
         with self._switch:
-            info, found, held = self.info, self._map, self._held
+            info, loaded, held = self.info, self._map, self._held
             has_moved = self._has_moved_keys
         keys = info.keys
-        if found is None:
-            found = key_map(info.spec.keys or "int64")
-        lacks = keys is not None and len(found) < keys.count and not has_moved
-        if keys is not None and lacks and isinstance(found, KeyMap):
+        if loaded is None:
+            loaded = key_map(info.spec.keys or "int64")
+        lacks = keys is not None and len(loaded) < keys.count and not has_moved
+        if keys is not None and lacks and isinstance(loaded, KeyMap):
             with self._switch:
-                self._filled, found.abandoned = found, self._closing
+                self._filled, loaded.abandoned = loaded, self._closing
             try:
-                load_keys(found, held or self._hold_keys(info), keys, self.tier.rows)
+                load_keys(loaded, held or self._hold_keys(info), keys, self.tier.rows)
             except BaseException as error:
                 with self._switch:
-                    if self._map is found:
+                    if self._map is loaded:
                         self._map = None  # after the failure it may lack keys that it had before
                     is_other = self.info is not info
                 if is_other and isinstance(error, CorruptStoreError):
@@ -542,8 +542,8 @@ class Generation:
         with self._switch:
             if self.info.keys != keys:
                 return None
-            self._map = found
-        return found
+            self._map = loaded
+        return loaded
 
     @property
     def _lacks_keys(self) -> bool:

@@ -122,7 +122,7 @@ class Images:
     def _find(self, rows: Rows) -> Found:
         """Return the images of ascending rows within one window."""
         count = rows.size
-        found = Found(
+        images = Found(
             rows,
             np.zeros((count, self.record_bytes), np.uint8),
             np.full(count, LOST, np.uint8),
@@ -133,7 +133,7 @@ class Images:
         if count:
             self._look_up(int(rows[0]) // self._window)
         for source, places in zip(self._sources, self._places, strict=True):
-            todo = np.flatnonzero(found.state != WHOLE)
+            todo = np.flatnonzero(images.state != WHOLE)
             if not todo.size:
                 break
             which, positions = _among(rows[todo], places)
@@ -147,11 +147,11 @@ class Images:
             seen[at] = True
             same = first | ((stored == sums[at]) & (stored != 0))  # zeros may be a lost extent
             same &= ~source.foreign(rows[at])
-            take = good & (same | (found.state[at] == LOST))
-            found.records[at[take]] = records[take]
-            found.versions[at[take]] = source.version
-            found.state[at[take]] = np.where(same[take], WHOLE, OLDER)
-        return found
+            take = good & (same | (images.state[at] == LOST))
+            images.records[at[take]] = records[take]
+            images.versions[at[take]] = source.version
+            images.state[at[take]] = np.where(same[take], WHOLE, OLDER)
+        return images
 
     def _look_up(self, window: int) -> None:
         """Record the positions of a window's rows in each source."""

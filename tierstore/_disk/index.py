@@ -76,14 +76,14 @@ class Entries:
 
     def take(self, rows: Rows) -> Places:
         """Return the entries of valid `rows` `(n,)` as a new array."""
-        found = self._numbers.find(rows)
-        found += 1
+        entries = self._numbers.find(rows)
+        entries += 1
         for run in self._runs:
             inside = (rows >= run.start) & (rows < run.stop)
             if inside.any():
                 places = ((rows + run.ahead) * inside).astype(np.int32)
-                np.maximum(found, places, out=found)
-        return found
+                np.maximum(entries, places, out=entries)
+        return entries
 
     def __setitem__(self, rows: Rows, places: Places) -> None:
         """Set the entries of distinct `rows` `(n,)`, which are in no run or agree with it."""

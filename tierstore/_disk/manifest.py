@@ -200,14 +200,14 @@ class TableInfo:
         if not self.generation:
             return set()
         generation = f"{table}/{self.generation}"
-        found = {generation}
+        paths = {generation}
         for delta in self.deltas:
-            found.add(f"{generation}/{delta.name}")
+            paths.add(f"{generation}/{delta.name}")
         for name in () if self.keys is None else (*self.keys.files, self.keys.index):
-            found.add(f"{generation}/{name}")
+            paths.add(f"{generation}/{name}")
         if self.digest is not None:
-            found.add(f"{generation}/{self.digest.name}")
-        return found
+            paths.add(f"{generation}/{self.digest.name}")
+        return paths
 
 
 _NONE: Mapping[str, int | None] = {}
@@ -377,9 +377,9 @@ class Manifest:
                 changed = [
                     name for name, info in self.tables.items() if known.get(name) is not info
                 ]
-            found = Difference(changed, known.keys() - self.tables.keys(), in_place)
-            object.__setattr__(self, "_differs", (weakref.ref(before), found))
-            return found
+            difference = Difference(changed, known.keys() - self.tables.keys(), in_place)
+            object.__setattr__(self, "_differs", (weakref.ref(before), difference))
+            return difference
         return self._differs[1]
 
     def note_changed(self, before: Manifest, changed: Sequence[str]) -> None:

@@ -69,8 +69,8 @@ class _Places:
 
     def partitions_of(self, codes: npt.NDArray[np.uint64]) -> Rows:
         """Return the partition of each key, counted from the first of the shard."""
-        found: Rows = partition_of_key(codes, self.partitions) - self.first
-        return found
+        partitions: Rows = partition_of_key(codes, self.partitions) - self.first
+        return partitions
 
     def added(self, keys: KeyMap, start: int) -> None:
         """Give keys that came, of rows from `start` on, places in their partitions, which grow."""
@@ -115,8 +115,8 @@ class _Places:
     def rows_in(self, partition: int, rows: Any) -> Rows:
         """Return the rows in the shard of those rows of a partition that have a key."""
         known = np.asarray(rows, np.int64)
-        found: Rows = self.all_in(partition)[known[known < self.counts[partition]]]
-        return found
+        inside: Rows = self.all_in(partition)[known[known < self.counts[partition]]]
+        return inside
 
     def all_in(self, partition: int, start: int = 0) -> Rows:
         """Return the rows in the shard of those of a partition from `start` on, in its order."""
@@ -124,8 +124,8 @@ class _Places:
         rows = np.flatnonzero(self._of[0, first : self._rows] == partition) + first
         local = self._of[1, rows]
         order = np.argsort(local, kind="stable")
-        found: Rows = rows[order[np.searchsorted(local[order], start) :]]
-        return found
+        ordered: Rows = rows[order[np.searchsorted(local[order], start) :]]
+        return ordered
 
     def keep(self, rows: Rows) -> list[tuple[Rows, Rows]]:
         """Keep only these rows, renumbered in this order.
@@ -253,25 +253,25 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
     @property
     def key_map(self) -> KeyMap:
         """The keys of the shard, loaded from its partitions on first use."""
-        found = self._map
-        if found is None:
+        loaded = self._map
+        if loaded is None:
             with self._map_lock:
-                found = self._map
-                if found is None:  # no other thread was faster
-                    found = self._map = self._loaded()
-        return found
+                loaded = self._map
+                if loaded is None:  # no other thread was faster
+                    loaded = self._map = self._loaded()
+        return loaded
 
     def _loaded(self) -> KeyMap:
         places = self._places
         places.truncate(0)
-        found = key_map(self.info.spec.keys or "int64")
+        loaded = key_map(self.info.spec.keys or "int64")
         for number, part in enumerate(self.parts):
-            self._take(found, number, part)
+            self._take(loaded, number, part)
         places.seal()
-        found.follower = places
+        loaded.follower = places
         for number, part in enumerate(self.parts if places.writers else ()):
-            part.share_keys(_KeysOfPartition(found, places, number, part))
-        return found
+            part.share_keys(_KeysOfPartition(loaded, places, number, part))
+        return loaded
 
     def _take(self, keys: KeyMap, number: int, part: Generation) -> None:
         """Take the keys of the next partition. Raises CorruptStoreError."""

@@ -81,9 +81,9 @@ class Files:
         """Return the beginning of a file and check its size; raises as `open` does."""
         with self.place() as place:
             name = self.name(number)
-            found = place.glimpse(name, nbytes)
-            self._check_size(found.size, place.join(name))
-            return found
+            beginning = place.glimpse(name, nbytes)
+            self._check_size(beginning.size, place.join(name))
+            return beginning
 
     def each(self) -> Generator[_io.File]:
         """Yield every file; each stays open until the next iteration."""

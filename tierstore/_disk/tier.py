@@ -277,17 +277,17 @@ class DiskTier:
             entries = known.take(rows)
             if not entries.any():
                 return [partial(self._base.deliver, rows, target)]
-            found: list[Callable[[], None]] = []
+            copies: list[Callable[[], None]] = []
             for source, start, which in index.by_delta(entries, self.live):
                 positions = entries[which].astype(np.int64) - 1 - start
                 if isinstance(source, LiveDelta):
-                    found.append(source.begin(positions, rows[which], target.of(which)))
+                    copies.append(source.begin(positions, rows[which], target.of(which)))
                 else:
-                    found.append(partial(source.deliver, positions, target.of(which)))
+                    copies.append(partial(source.deliver, positions, target.of(which)))
         in_base = np.flatnonzero(entries == 0)
         if in_base.size:
-            found.append(partial(self._base.deliver, rows[in_base], target.of(in_base)))
-        return found
+            copies.append(partial(self._base.deliver, rows[in_base], target.of(in_base)))
+        return copies
 
     def let_go(self, rows: npt.NDArray[np.int64]) -> None:
         """Drop the mapped pages from the first to the last of ascending `rows` from memory."""

@@ -80,9 +80,9 @@ class BlockParser:
             return None
         self._tried += 1
         quoted = self._layout.sep != BLANKS and b'"' in block  # between blanks it is a character
-        found = self._table(block, quoted) if self._is_plain(block, quoted) else None
-        self._failed += found is None
-        return found
+        parsed = self._table(block, quoted) if self._is_plain(block, quoted) else None
+        self._failed += parsed is None
+        return parsed
 
     def _table(self, block: bytes, quoted: bool) -> Any:
         import pyarrow

@@ -135,10 +135,10 @@ class Cells:
 
         A row that does not end within its block continues in the next one, which is yielded too.
         """
-        found = self._rows(block, lines)
+        cells = self._rows(block, lines)
         if self.vector is None:
-            return found
-        return self.apart(lines.path, found, *self.vector)
+            return cells
+        return self.apart(lines.path, cells, *self.vector)
 
     @staticmethod
     def apart(path: Path, rows: Iterable[Row], at: int, dim: int, width: int) -> Iterator[Row]:
@@ -260,13 +260,13 @@ def list_items(cell: str) -> list[str]:
     They are in brackets, or more than one without: between blanks or semicolons, or between commas
     if they are three or have a point.
     """
-    found = _divided(cell)
-    if not all(map(is_number, found)):
+    items = _divided(cell)
+    if not all(map(is_number, items)):
         return []
     if _bracketed(cell.strip()):
-        return found
-    commas = len(found) == 2 and "," in cell and "." not in cell
-    return [] if commas or len(found) < 2 or _THOUSANDS.fullmatch(cell.strip()) else found
+        return items
+    commas = len(items) == 2 and "," in cell and "." not in cell
+    return [] if commas or len(items) < 2 or _THOUSANDS.fullmatch(cell.strip()) else items
 
 
 def may_be_list(cell: str) -> bool:

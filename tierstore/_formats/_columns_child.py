@@ -424,11 +424,11 @@ class Server:
 
     def next(self, number: int) -> Answer:
         """Return the next rows of a pass, or none if it is done."""
-        found = next(self._passes[number], None)
-        if found is None:
+        rows = next(self._passes[number], None)
+        if rows is None:
             del self._passes[number]
             return {"rows": 0}, []
-        return found
+        return rows
 
 
 def answer(output: BinaryIO, header: dict[str, Any], buffers: list[Any]) -> None:

@@ -129,10 +129,10 @@ def read_pickle(
     instruction.
     """
     machine = _Machine(path, allowance, {} if storages is None else storages)
-    found = machine.run(data)
+    contents = machine.run(data)
     if objects is not None:
         objects.update(machine.objects)
-    return found
+    return contents
 
 
 class _Machine:

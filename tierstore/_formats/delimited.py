@@ -278,17 +278,17 @@ class _TextSource(FileSource):
     def _words(self) -> Strings:
         """The cells of the column of keys, which also count the rows."""
         allowance = self._file.allowance
-        found, most = Strings(), MAX_ROWS if self.layout.counts is None else self.layout.counts[0]
+        words, most = Strings(), MAX_ROWS if self.layout.counts is None else self.layout.counts[0]
         for block, lines in self._passes():
             packed = self._packed_words(block)
             if packed is None:
-                take_words(self._words_in(block, lines), allowance, found)
+                take_words(self._words_in(block, lines), allowance, words)
             else:
                 lines.line += len(packed[1]) - 1
-                blob_to_strings(self.path, *packed, allowance, found)
-            if len(found) > most:
+                blob_to_strings(self.path, *packed, allowance, words)
+            if len(words) > most:
                 break
-        return found
+        return words
 
     def _packed_words(self, block: bytes) -> tuple[bytes, npt.NDArray[np.int64]] | None:
         """Return the keys of a block of plain lines; None for those that `_words_in` reads."""

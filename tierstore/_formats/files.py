@@ -164,13 +164,13 @@ def taken_by(path: Path, enough: int) -> int:
     """
     if not path.is_dir():
         return _taken(path)
-    found = 0
+    taken = 0
     for parent, _, names in os.walk(path):
         for name in names:
-            found += _taken(Path(parent, name))
-            if found >= enough:
-                return found
-    return found
+            taken += _taken(Path(parent, name))
+            if taken >= enough:
+                return taken
+    return taken
 
 
 def _taken(path: Path) -> int:
@@ -273,12 +273,12 @@ def parsing(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
 
 def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of these names; raises ValueError if one stands twice: one would go."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the name {twice[:80]!r} stands twice in an object")
-    return found
+    return entries
 
 
 def document(path: Path, text: bytes) -> Any:

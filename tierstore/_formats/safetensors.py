@@ -160,10 +160,10 @@ class _Tensors(FileReader):
 
     def stored(self, name: str) -> StoredRows | None:
         """Return the span; powers of two are no element type and can only be scales."""
-        found = self._span(name).stored()
-        if found is None or self._tensors[name].code != _POWERS:
-            return found
-        return dataclasses.replace(found, dtype=self.columns[name].number)
+        stored = self._span(name).stored()
+        if stored is None or self._tensors[name].code != _POWERS:
+            return stored
+        return dataclasses.replace(stored, dtype=self.columns[name].number)
 
     def keys(self, name: str) -> Keys:
         """Return a tensor of whole numbers, or the texts in one of bytes."""

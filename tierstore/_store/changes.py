@@ -27,13 +27,13 @@ def changed_rows(old: Mapping[str, Table], new: Mapping[str, Table]) -> dict[str
     They have other records or other keys. Tables without such rows are left out, but for those that
     have fewer rows than before. Every row of a table with other fields has changed.
     """
-    found = {}
+    changed = {}
     for name, table in new.items():
         before = old.get(name)
         rows = _changed(before, table)
         if rows.size or (before is not None and table.rows < before.rows):
-            found[name] = rows
-    return found
+            changed[name] = rows
+    return changed
 
 
 def same_fields(old: Table, new: Table) -> bool:

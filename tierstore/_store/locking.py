@@ -199,12 +199,12 @@ class WriterLock:
 
     def readers(self, below: int) -> list[int]:
         """Return the ascending versions `below` a given one that are being read."""
-        found: list[int] = []
+        versions: list[int] = []
         first = 0
         while (oldest := self._oldest_lock(first, below)) is not None:
-            found.append(max(first, oldest))  # one lock of a reader may cover several versions
-            first = found[-1] + 1
-        return found
+            versions.append(max(first, oldest))  # one lock of a reader may cover several versions
+            first = versions[-1] + 1
+        return versions
 
     def _oldest_lock(self, first: int, below: int) -> int | None:
         """Return the oldest version from `first` to `below` (exclusive) that a reader holds."""

@@ -110,14 +110,14 @@ def decode_tree(
 
 def _exactly(stream: RawIOBase | BufferedIOBase, nbytes: int, name: str) -> npt.NDArray[np.uint8]:
     """Return the next bytes in a new array; raises FormatError if the stream ends."""
-    found = np.empty(nbytes, np.uint8)
+    data = np.empty(nbytes, np.uint8)
     filled = 0
     while filled < nbytes:
-        count = stream.readinto(found[filled:].data)
+        count = stream.readinto(data[filled:].data)
         if not count:
             raise FormatError(f"{name} ends before the last byte that its header names")
         filled += count
-    return found
+    return data
 
 
 def _tensor(
@@ -218,14 +218,14 @@ def _assemble(node: Any, leaves: Mapping[str, Any], name: str, depth: int) -> An
     if tag == "float" and content in _NOT_FINITE:
         return float(content)
     if tag == "dict" and type(content) is list:
-        found = {}
+        entries = {}
         for pair in content:
             if type(pair) is not list or len(pair) != 2 or type(pair[0]) not in (str, int):
                 raise FormatError(f"{name}: an item of a dict must be a key and a value")
-            found[pair[0]] = _assemble(pair[1], leaves, name, depth + 1)
-        if len(found) != len(content):
+            entries[pair[0]] = _assemble(pair[1], leaves, name, depth + 1)
+        if len(entries) != len(content):
             raise FormatError(f"{name}: a key occurs twice")
-        return found
+        return entries
     if tag in ("list", "tuple") and type(content) is list:
         parts = [_assemble(item, leaves, name, depth + 1) for item in content]
         return tuple(parts) if tag == "tuple" else parts
@@ -360,12 +360,12 @@ class Payload:
         name = self._directory.join(self._info.name)
         stream = _Pieces(self.chunks())
         try:
-            found = decode_tree(stream, self.nbytes, name, make, Allowance(name, memory))
+            value = decode_tree(stream, self.nbytes, name, make, Allowance(name, memory))
         except FormatError:
             stream.drain()  # a damaged file is not a forged one
             raise
         stream.drain()
-        return found
+        return value
 
 
 class _Pieces(RawIOBase):

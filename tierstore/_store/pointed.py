@@ -41,9 +41,9 @@ _saved: dict[str, Claim] = {}
 
 def claim(manifest: Manifest) -> Claim:
     """Return a claim of the version of a manifest, which is the latest then."""
-    found = Claim(manifest.uuid, (manifest.version, manifest.mark))
-    living.setdefault(manifest.uuid, weakref.WeakValueDictionary())[next(_numbers)] = found
-    return found
+    claimed = Claim(manifest.uuid, (manifest.version, manifest.mark))
+    living.setdefault(manifest.uuid, weakref.WeakValueDictionary())[next(_numbers)] = claimed
+    return claimed
 
 
 def claimed(uuid: str) -> list[tuple[int, str]]:

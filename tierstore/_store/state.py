@@ -206,14 +206,14 @@ class State:
         before the protection. None did where an older version is protected, which it would merge.
         """
         while True:
-            found = self._wanted(version)
-            if not self.door.writable and found.version not in self.reader.held:
-                is_safe = min(self.reader.held, default=found.version) < found.version
-                self.reader.hold(found.version)
+            manifest = self._wanted(version)
+            if not self.door.writable and manifest.version not in self.reader.held:
+                is_safe = min(self.reader.held, default=manifest.version) < manifest.version
+                self.reader.hold(manifest.version)
                 if not is_safe:
                     continue
-            self._floor = found.floor if version is None else self.history.floor()
-            return found
+            self._floor = manifest.floor if version is None else self.history.floor()
+            return manifest
 
     def _wanted(self, version: int | str | None) -> Manifest:
         return self.history.newest() if version is None else self.history.version(version)
@@ -338,14 +338,14 @@ class State:
 
     def examine_all(self) -> dict[str, CorruptStoreError]:
         """Examine what opening left of any table; return the errors of damaged ones."""
-        found: dict[str, CorruptStoreError] = {}
+        errors: dict[str, CorruptStoreError] = {}
         for name, on in self.backings.items():
             if not on.generation.examined:
                 try:
                     self.examine(name)
                 except CorruptStoreError as error:
-                    found[name] = error
-        return found
+                    errors[name] = error
+        return errors
 
     def _explained(self, opening: Opening) -> dict[str, CorruptStoreError]:
         return {

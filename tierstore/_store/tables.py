@@ -409,7 +409,7 @@ class Spaces:
 
         What cannot be read is left out: who asks for it is told.
         """
-        found: dict[Space, Renewed] = {}
+        renewed: dict[Space, Renewed] = {}
         for space in self.open:
             if space.host is None:
                 continue
@@ -426,8 +426,8 @@ class Spaces:
                         )
             if not known.all():
                 rows, records = rows[known], records[known]
-            found[space] = Renewed(changed, rows, records)
-        return found
+            renewed[space] = Renewed(changed, rows, records)
+        return renewed
 
     def follow(self, later: Mapping[str, Later], renewed: Mapping[Space, Renewed]) -> None:
         """Switch a reader's tables to a later manifest; reads nothing from the disk.

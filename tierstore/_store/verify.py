@@ -524,10 +524,10 @@ class _Check:
             bad += base.damaged(rows[~np.isin(rows, held)] if held.size else rows)
             self.report.rows_checked += rows.size
             self._show(self.report.rows_checked)
-        found = np.array(bad, np.int64)
-        if found.size:
-            found = found[~np.isin(found, _rows_up_to(self._found.history.floor(), deltas))]
-        return found
+        damaged = np.array(bad, np.int64)
+        if damaged.size:
+            damaged = damaged[~np.isin(damaged, _rows_up_to(self._found.history.floor(), deltas))]
+        return damaged
 
     def _blocks(self, base: _Checked) -> Iterator[Rows]:
         step = max(1, _BLOCK_BYTES // base.record_bytes)
@@ -551,7 +551,7 @@ class _Check:
     ) -> list[tuple[Delta | None, Rows]]:
         """Return the deltas of a table, oldest first, and the damaged rows of each."""
         known = {} if opened is None else {each.info.name: each for each in opened.tier.deltas}
-        found = []
+        checked = []
         for each in info.deltas:
             if each.name not in self._deltas:
                 delta, bad = known.get(each.name), _NOTHING
@@ -572,8 +572,8 @@ class _Check:
                         f"{bad[0]}"
                     )
                 self._deltas[each.name] = delta, bad
-            found.append(self._deltas[each.name])
-        return found
+            checked.append(self._deltas[each.name])
+        return checked
 
     def _check_keys(
         self,

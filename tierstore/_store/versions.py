@@ -128,21 +128,21 @@ class History:
         A writer that removes one between listing and reading has published another by then, perhaps
         of the same version: they are listed anew.
         """
-        found: dict[int, Manifest | FormatError] = {}
+        manifests: dict[int, Manifest | FormatError] = {}
         for _ in range(_TRIES):
-            numbers, found = self._numbers(), {}
+            numbers, manifests = self._numbers(), {}
             for seq in numbers:
                 try:
-                    found[seq] = self._load(seq)
+                    manifests[seq] = self._load(seq)
                 except FileNotFoundError:
                     continue
                 except NewerVersionError:
                     raise
                 except FormatError as error:
-                    found[seq] = error
-            if len(found) == len(numbers):
+                    manifests[seq] = error
+            if len(manifests) == len(numbers):
                 break
-        return found
+        return manifests
 
     def _read(self) -> tuple[list[Manifest], dict[int, FormatError]]:
         """Return the manifests, ascending, and the errors of unreadable ones."""
@@ -187,13 +187,13 @@ class History:
         number.
         """
         kept = self.versions()
-        found = chosen(kept, number_in_part(marks_of(kept), version, mark))
-        if found.mark != mark:
+        manifest = chosen(kept, number_in_part(marks_of(kept), version, mark))
+        if manifest.mark != mark:
             raise CorruptStoreError(
                 f"version {version} of {self._directory.path} is of another moment than the "
                 "store's manifest; partitions belong together: restore all from one copy"
             )
-        return found
+        return manifest
 
 
 def _number(name: str) -> int:

@@ -167,11 +167,11 @@ class _Found(dict[tuple[str, ...], Columns]):
 
     def __missing__(self, names: tuple[str, ...]) -> Columns:
         try:
-            found = self[names] = Columns(self._layout, names)
+            columns = self[names] = Columns(self._layout, names)
         except UnknownNameError:
             self._extent.epoch.check_open()  # the table may have got the field meanwhile
             raise
-        return found
+        return columns
 
 
 class Access(ABC):

@@ -80,10 +80,10 @@ class NamedRows:
         >>> item.rows
         3
         """
-        found = self.lookup(keys, missing=-1)
-        if (found >= 0).all():
-            return found
-        new = without_row(keys, found)
+        ids = self.lookup(keys, missing=-1)
+        if (ids >= 0).all():
+            return ids
+        new = without_row(keys, ids)
         rows = len(self._own_keys())
         self.store.grow(self.name, rows + len(new), keys=new)
         return self.lookup(keys)

@@ -118,14 +118,14 @@ def lengths(vectors: Floats, arrays: Any = np) -> Floats:
 
 def _roots(squares: Floats, vectors: Floats, arrays: Any) -> Floats:
     """Return the lengths of `vectors`, given the squares of these as far as float32 holds them."""
-    found: Floats = arrays.sqrt(squares)
+    lengths: Floats = arrays.sqrt(squares)
     # Squares of large or small elements leave the range of float32.
-    odd = arrays.flatnonzero(~((found > 1e-15) & (found < 1e15)))
+    odd = arrays.flatnonzero(~((lengths > 1e-15) & (lengths < 1e15)))
     if odd.size:
         exact = arrays.sqrt(arrays.square(vectors[odd], dtype=np.float64).sum(axis=1))
         exact[exact == 0] = 1
-        found[odd] = exact
-    return found
+        lengths[odd] = exact
+    return lengths
 
 
 def excluded_pairs(exclude: Any, queries: int, rows: int) -> tuple[Ints, Ints]:

@@ -324,13 +324,13 @@ class Columns:
             dtype: the floats to convert to; see `converted`.
             raw: return every field as its bytes.
         """
-        found = {}
+        arrays = {}
         for name, item, part in self.parts(data):
             if raw or self.is_raw(item):
-                found[name] = raw_rows(part, item, ids)
+                arrays[name] = raw_rows(part, item, ids)
             else:
-                found[name] = decoded(part, item, ids, dtype)
-        return found
+                arrays[name] = decoded(part, item, ids, dtype)
+        return arrays
 
     def checked(
         self, out: Mapping[str, Any], ids: Ids, place: str

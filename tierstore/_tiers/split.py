@@ -57,13 +57,13 @@ class Selection:
 
         A piece `(begin, end, at)` states that bytes `begin:end` here are bytes `at …` of the range.
         """
-        found = []
+        pieces = []
         for piece in self.pieces:
             begin, end = max(lo, piece.lo), min(hi, piece.hi)
             if begin < end:
                 here = piece.at + begin - piece.lo
-                found.append(Piece(here, here + end - begin, begin - lo))
-        return found
+                pieces.append(Piece(here, here + end - begin, begin - lo))
+        return pieces
 
     def copy(self, records: Bytes, out: Bytes) -> None:
         """Copy the selected bytes of `records` `(n, record_bytes)` into `out` `(n, nbytes)`."""

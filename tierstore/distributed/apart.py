@@ -109,11 +109,11 @@ class Apart(State):
         """Open the directory of the store on every rank."""
         opened = super()._directory
         with contextlib.ExitStack() as unless_all:
-            found = self.ranks.each(
+            directories = self.ranks.each(
                 "open the directory of the store", lambda: unless_all.enter_context(opened())
             )
             unless_all.pop_all()
-        return found
+        return directories
 
     def _open(self, lock: WriterLock | None) -> None:
         """Open the root at what all leaders have, and the partitions that it names."""

@@ -71,18 +71,18 @@ class Exchange:
         others. Raises InvalidInputError on all ranks where they look up different tables or fields.
         """
         self._forget_unlike()
-        found: tuple[Request, Tensor] | None = None
+        answer: tuple[Request, Tensor] | None = None
         if self.announced and self._in_order:
             request = self.announced.popleft()
-            found = self._answered(request, wanted, like, serve, chosen=False)
-            if found is None:
+            answer = self._answered(request, wanted, like, serve, chosen=False)
+            if answer is None:
                 self.announced.appendleft(request)
                 self._in_order = False
-        if found is None:
-            found = self._answered(self._chosen(wanted), wanted, like, serve, chosen=True)
-        if found is None:
+        if answer is None:
+            answer = self._answered(self._chosen(wanted), wanted, like, serve, chosen=True)
+        if answer is None:
             raise RuntimeError("a request that all ranks made is not that of some")
-        return found
+        return answer
 
     def ask(self, wanted: Wanted) -> Request:
         """Request rows, whatever was announced; raises what `look_up` does. Collective."""

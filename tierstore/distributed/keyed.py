@@ -96,15 +96,13 @@ class DistributedKeyedTable(ByKey, TableOfRanks):
         self.refuse_options(field, options)
         name = next(iter(self.fields)) if field is None else field
         numbers, unknown, first = self._known_or_first(keys, name, train=False, missing=missing)
-        found = self.by_row.read(torch.from_numpy(numbers), name)
+        rows = self.by_row.read(torch.from_numpy(numbers), name)
         if unknown.size and missing == "raise":  # only now: the owners' answers were on their way
             raise without_row(keys, unknown, OTHERWISE)
-        found.view(-1, found.shape[-1])[torch.from_numpy(unknown).to(found.device)] = first.to(
-            found
-        )
+        rows.view(-1, rows.shape[-1])[torch.from_numpy(unknown).to(rows.device)] = first.to(rows)
         if as_tensor or isinstance(keys, torch.Tensor):
-            return found
-        return (found.float() if found.dtype == torch.bfloat16 else found).cpu().numpy()
+            return rows
+        return (rows.float() if rows.dtype == torch.bfloat16 else rows).cpu().numpy()
 
     def write(self, keys: Any, rows: Any, field: str | None = None) -> None:
         """Write rows `keys.shape + (dim,)` over those of `keys`, which get one. Collective.

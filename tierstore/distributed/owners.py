@@ -218,12 +218,12 @@ class DeviceOwners(Owners):
     def _uploaded(self, values: Sequence[int]) -> Tensor:
         """Return numbers on the device; the last ones are remembered."""
         key, known = tuple(values), self._sent
-        found = known.get(key)
-        if found is None:
+        numbers = known.get(key)
+        if numbers is None:
             while len(known) >= _REMEMBERED:
                 del known[next(iter(known))]
-            found = known[key] = uploaded(key, self._device)
-        return found
+            numbers = known[key] = uploaded(key, self._device)
+        return numbers
 
     def _places(self, tables: tuple[int, ...]) -> Any:
         """Describe features by their tables to kernels; the last ones are remembered."""
@@ -298,12 +298,12 @@ class DeviceOwners(Owners):
         fits = width % _UNIT == 0 and rows.data_ptr() % _UNIT == 0 and rows.is_contiguous()
         if not fits or positions.dtype != torch.int32:
             return super().expand(rows, positions)
-        found = rows.new_empty(len(positions), rows.shape[1])
+        expanded = rows.new_empty(len(positions), rows.shape[1])
         asked = _Asked(n=len(positions), width=width // _UNIT)
-        asked.rows, asked.expanded = rows.data_ptr(), found.data_ptr()
+        asked.rows, asked.expanded = rows.data_ptr(), expanded.data_ptr()
         asked.positions = positions.data_ptr()
         self._launch([(_EXPAND, len(positions))], self._places((0,)), asked)
-        return found
+        return expanded
 
     def _launch(self, kernels: Sequence[tuple[Kernel, int]], places: Any, asked: Any) -> None:
         """Launch kernels on so many items each, one after another."""

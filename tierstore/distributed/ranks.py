@@ -341,6 +341,6 @@ def _patience_of_all(dist: Any) -> datetime.timedelta | None:
     group: Any = dist.group.WORLD
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)
-        if isinstance(found := getattr(options, "_timeout", None), datetime.timedelta):
-            return found
+        if isinstance(patience := getattr(options, "_timeout", None), datetime.timedelta):
+            return patience
     return None

@@ -69,8 +69,8 @@ class Average:
 
     def before(self, lease: Lease) -> Values:
         """Return what an update needs of the rows of a lease, before their step."""
-        found: Values = lease.read_columns(self._columns())
-        return found
+        values: Values = lease.read_columns(self._columns())
+        return values
 
     @property
     def steps(self) -> int:

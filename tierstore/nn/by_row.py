@@ -85,15 +85,15 @@ def _dims(args: Sequence[Any], given: Mapping[str, Any], place: int) -> list[int
 
 def joined(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> Sequence[Any]:
     """Return the tensors of a list that a function joins row by row, side by side."""
-    each = given.get("tensors", args[0] if args else ())
-    if not isinstance(each, list | tuple):
+    tensors = given.get("tensors", args[0] if args else ())
+    if not isinstance(tensors, list | tuple):
         return ()
     if name in _STACKED or name == "einsum":
-        return each
+        return tensors
     if name not in _JOINED:
         return ()
     along = _dims(args, given, 1) or [_JOINED[name]]
-    return each if along[0] % max(each[0].ndim, 1) and each[0].ndim > 1 else ()
+    return tensors if along[0] % max(tensors[0].ndim, 1) and tensors[0].ndim > 1 else ()
 
 
 def pairs(name: str, args: Sequence[Any], given: Mapping[str, Any], one: Any, other: Any) -> bool:

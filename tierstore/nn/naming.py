@@ -41,9 +41,9 @@ def register(layer: Any, table: Table | JointTable, field: str) -> str:
 
 def named(name: str) -> Any:
     """Return the layer of this name, or another one over the same field."""
-    found = _layers.get(name)
-    if found is not None:
-        return found
+    same = _layers.get(name)
+    if same is not None:
+        return same
     where = name.rpartition("#")[0]
     for other, layer in list(_layers.items()):
         if other.rpartition("#")[0] == where:

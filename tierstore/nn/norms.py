@@ -65,8 +65,8 @@ class ShardGradient(OfRows, torch.Tensor):
         made: Any = torch.Tensor._make_subclass(cls, plain)
         made.plain, made.squares, made._of = plain, squares, table
         made.power, made.is_by_row, made.is_norms = 1, True, False
-        found: Self = made
-        return found
+        gradient: Self = made
+        return gradient
 
     def _like(self, plain: Tensor, squares: Squares | None, power: int = 1) -> ShardGradient:
         """Return what stands for a tensor that was made of this one."""
@@ -162,9 +162,9 @@ class ShardGradient(OfRows, torch.Tensor):
         if not self.is_by_row or any(each % self.ndim == 0 for each in dims):
             raise self._unknown("norms are known of all elements, and of each row, dim=1")
         is_plain = self.power == 1 and (kind is None or float(kind) == 2)
-        found = self._like(own, self._times(1.0) if is_plain else None)
-        found.is_norms = True
-        return found
+        norm = self._like(own, self._times(1.0) if is_plain else None)
+        norm.is_norms = True
+        return norm
 
     def of_all_ranks(self, kind: float | None, own: Tensor) -> Tensor:
         """Return the norm over all ranks, as a tensor like that of the own rows."""

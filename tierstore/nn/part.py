@@ -54,16 +54,16 @@ class Columns:
     @functools.cached_property
     def runs(self) -> list[tuple[int, int]]:
         """The first feature and the end of each run of one mode and neighbouring columns."""
-        found, first = [], 0
+        runs, first = [], 0
         for k in range(1, len(self.modes) + 1):
             if (
                 k == len(self.modes)
                 or self.modes[k] != self.modes[first]
                 or self.first[k] != self.first[k - 1] + self.dim
             ):
-                found.append((first, k))
+                runs.append((first, k))
                 first = k
-        return found
+        return runs
 
     def part(self, of: Tensor, run: tuple[int, int]) -> Tensor:
         """Return a run's columns of `(batch, width)`, `(features, batch, dim)`, as a view."""
@@ -123,8 +123,8 @@ class Part:
     @property
     def item(self) -> Field:
         """The field that is pooled."""
-        found: Field = self.layer.table.spec.layout.field(self.layer.field)
-        return found
+        item: Field = self.layer.table.spec.layout.field(self.layer.field)
+        return item
 
     def touched(
         self, given: Sequence[bool] | None = None, batch: Batch | RemoteBatch | None = None
@@ -146,13 +146,13 @@ class Part:
         if is_whole and self.first is None:
             return batch.trained_positions
         lengths = self._of_given(self.lengths, given)
-        found = batch.positions.reshape(-1).clone()
-        for piece, length in zip(found.split(list(self.lengths)), lengths, strict=True):
+        positions = batch.positions.reshape(-1).clone()
+        for piece, length in zip(positions.split(list(self.lengths)), lengths, strict=True):
             if not length:
                 piece.fill_(-1)
         if self.first is not None:
-            found[self.first.at.to(found.device)] = -1
-        return found
+            positions[self.first.at.to(positions.device)] = -1
+        return positions
 
     def _of_given(self, counts: Sequence[int], given: Sequence[bool] | None) -> Sequence[int]:
         """Return the count of each feature, 0 where it is not given."""

@@ -90,9 +90,9 @@ def as_one(
     whole = _one_behind_the_other(parts)
     if whole is not None:
         return whole, None
-    found = _side_by_side(parts)
-    if found is not None:
-        return found
+    joined = _side_by_side(parts)
+    if joined is not None:
+        return joined
     memory = memory or Recycled()
     if apart and _are_plain(parts):
         return Apart(parts, memory), None

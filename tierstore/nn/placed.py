@@ -77,8 +77,8 @@ class PlacedRows(torch.Tensor):
         """Have rows in an order, in one dimension; memory is shared."""
         made: Any = torch.Tensor._make_subclass(cls, rows)
         made.row_order, made.row_dim = order, dim
-        found: Self = made
-        return found
+        placed: Self = made
+        return placed
 
     @classmethod
     def __torch_function__(
@@ -147,8 +147,8 @@ def plain(rows: Tensor) -> Tensor:
     """Return the rows as a tensor of torch's own, in the same memory."""
     if type(rows) is not PlacedRows:
         return rows
-    found: Tensor = torch.Tensor._make_subclass(torch.Tensor, rows)
-    return found
+    tensor: Tensor = torch.Tensor._make_subclass(torch.Tensor, rows)
+    return tensor
 
 
 def _copied(order: Order) -> Order:
@@ -294,7 +294,7 @@ class _Call:
                     target.row_dim = each.row_dim
                     break
         for each in sorted(self.rows, key=lambda each: order_of(each).ids is None):
-            found = like(self.name, self.args, self.given, result, each)
-            if found is not result:
-                return found
+            noted = like(self.name, self.args, self.given, result, each)
+            if noted is not result:
+                return noted
         return result

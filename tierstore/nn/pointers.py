@@ -29,10 +29,10 @@ def to_tensor(store: StoreOfTable, **what: str) -> Tensor:
     """
     pointer = store.state_dict()
     data = np.frombuffer(to_bytes({**pointer, **what}), np.uint8).copy()
-    found = torch.from_numpy(data)
+    tensor = torch.from_numpy(data)
     if not isinstance(pointer, StatePointer):  # in the payload of the version itself
-        return found
-    return _claiming(found, pointer.claim)
+        return tensor
+    return _claiming(tensor, pointer.claim)
 
 
 class PointerTensor(Tensor):
@@ -49,15 +49,15 @@ class PointerTensor(Tensor):
     ) -> Any:
         """Give results that are all bytes of a pointer its claim; others are plain tensors."""
         with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
             source = args[0] if args else None
             if (
-                type(found) is Tensor
+                type(result) is Tensor
                 and isinstance(source, PointerTensor)
-                and (found.dtype, found.shape) == (source.dtype, source.shape)
+                and (result.dtype, result.shape) == (source.dtype, source.shape)
             ):
-                return _claiming(found, source.claim)
-            return found
+                return _claiming(result, source.claim)
+            return result
 
     def __copy__(self) -> Tensor:
         """Return another tensor of the same bytes."""
@@ -76,9 +76,9 @@ class PointerTensor(Tensor):
 
 def _claiming(data: Tensor, claim: Claim) -> Tensor:
     """Return bytes as those of a pointer with a claim."""
-    found = data.as_subclass(PointerTensor)
-    found.claim = claim
-    return found
+    claiming = data.as_subclass(PointerTensor)
+    claiming.claim = claim
+    return claiming
 
 
 def restore(store: StoreOfTable, state: Any, **what: str) -> None:

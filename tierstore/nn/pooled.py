@@ -148,7 +148,7 @@ class Composed:
         For distinct rows, it adds that of sums and means in an order that depends on all ids.
         """
         of_bag, sizes, chosen = run.of_bag
-        found: Tensor = torch.ops.aten._embedding_bag_backward(
+        pooled: Tensor = torch.ops.aten._embedding_bag_backward(
             gradient,
             run.ids,
             run.offsets,
@@ -162,7 +162,7 @@ class Composed:
             run.weights,
             self._padding,
         )
-        return found
+        return pooled
 
     def _of_weights(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the gradient of the weights of all ids, zeros where the mode has none."""
@@ -223,10 +223,10 @@ def _pooled(
 ) -> tuple[Tensor, ...]:
     """Return what bags of rows come to, `(bags, dim)`, and what a backward pass needs."""
     kind = _TORCH_MODES[mode]
-    found: tuple[Tensor, ...] = torch._embedding_bag(
+    outputs: tuple[Tensor, ...] = torch._embedding_bag(
         rows, ids, offsets, False, kind, False, weights, True, padding
     )
-    return found
+    return outputs
 
 
 class Form:

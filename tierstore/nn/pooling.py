@@ -94,8 +94,8 @@ class Pooling:
                 else:
                     with layer.read_lease(ids) as lease:
                         out, _ = _pooled(part, lease, self.dtype, out)
-        found: Tensor = out.to(self.parts[0].layer.anchor.device)
-        return found
+        pooled: Tensor = out.to(self.parts[0].layer.anchor.device)
+        return pooled
 
     def forward(self, *tensors: Any) -> Any:
         """Pool; return `(batch, width)`, and if they are `split` the columns of each feature."""
@@ -127,10 +127,10 @@ class Pooling:
         self, gradients: Sequence[Tensor | None], trained: Sequence[bool]
     ) -> list[Tensor | None]:
         """Give the layers the gradient of their rows; return that of the weights of each part."""
-        found: list[Tensor | None] = [None] * len(self.parts)
+        shown: list[Tensor | None] = [None] * len(self.parts)
         gradient, given = _joined(gradients[0], gradients[1:], self.split)
         if gradient is None:
-            return found
+            return shown
         for k, (part, of_part) in enumerate(zip(self.parts, self._pooled, strict=True)):
             if of_part is None or not part.touched(given, of_part[0]):
                 continue
@@ -142,8 +142,8 @@ class Pooling:
                 if whole is not None:
                     part.layer.own.deposit(whole)
             if of_weights is not None:
-                found[k] = part.of_all(of_weights)
-        return found
+                shown[k] = part.of_all(of_weights)
+        return shown
 
 
 def _joined(

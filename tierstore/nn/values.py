@@ -84,11 +84,11 @@ class OfRows:
         if operator.namespace == "c10d":
             name = ""  # what is sent to other ranks is as empty there
 
-        def values(each: Any) -> Any:
-            if not isinstance(each, OfRows):
-                return each
-            plain = each._values_for(name)
-            found[id(plain)] = plain, each
+        def values(value: Any) -> Any:
+            if not isinstance(value, OfRows):
+                return value
+            plain = value._values_for(name)
+            found[id(plain)] = plain, value
             return plain
 
         if name in _SAME and isinstance(args[0], OfRows):
@@ -175,8 +175,8 @@ class NoRows(OfRows, torch.Tensor):
 
     def numel(self) -> int:
         """Return the number of elements of all rows; see `RowsParameter.numel`."""
-        found: int = self._of.numel()
-        return found
+        count: int = self._of.numel()
+        return count
 
     nelement = numel
 

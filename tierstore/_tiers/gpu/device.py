@@ -285,14 +285,14 @@ class CudaDevice(Device):
         """Return CuPy's object for a stream, to make it the current one for a while."""
         if stream == self.beside:
             return self._beside
-        found = self._streams.get(stream)
-        if found is None:
+        external = self._streams.get(stream)
+        if external is None:
             with warnings.catch_warnings():
                 # The replacement in CuPy 14 destroys the stream with the object.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                found = self._cupy.cuda.ExternalStream(stream, self.index)
-            self._streams[stream] = found
-        return found
+                external = self._cupy.cuda.ExternalStream(stream, self.index)
+            self._streams[stream] = external
+        return external
 
     def arena_kind(self, nbytes: int) -> str:
         """Return "managed" or "pinned"; see `memory.choose`."""

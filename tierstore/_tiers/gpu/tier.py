@@ -125,11 +125,11 @@ class GpuTier:
 
     def keys(self, table: str, rows: int) -> DeviceKeys:
         """Return the map of the keys of a table of so many rows, for as many as find slots here."""
-        found = self._keys.get(table)
-        if found is None:
+        keys = self._keys.get(table)
+        if keys is None:
             most = max(1, self.slots * rows // self.rows)
-            found = self._keys[table] = DeviceKeys(self.launcher, self.device, most)
-        return found
+            keys = self._keys[table] = DeviceKeys(self.launcher, self.device, most)
+        return keys
 
     # -- batches
 
