@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -64,33 +64,6 @@ class Joined(NamedTuple):
         return 0 if self.offsets is None else self.offsets.shape[0] - 1
 
 
-class Given(Protocol):
-    """The features of a call.
-
-    Attributes:
-        names: of the features, in the order in which they were given.
-        weighted: those that have weights, as far as `of` has looked.
-    """
-
-    names: tuple[str, ...]
-    weighted: Iterable[str]
-
-    def replace(self, names: Iterable[str], found: Callable[[str, Any], Any]) -> None:
-        """Have what `found` returns for names and their ids in place of those ids."""
-
-    def of(self, group: Group) -> Joined:
-        """Return the ids of a group."""
-
-    def announced(self, group: Group, window: int) -> Joined:
-        """Return the ids of a group, which the layer may be asked for in the next batches."""
-
-    def check_equal(self, bags: Sequence[int]) -> None:
-        """Raise InvalidInputError unless all features have as many bags, given those of groups."""
-
-    def shaped(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows of features, `(ids, dim)`, in the shapes of their ids."""
-
-
 def given_as(features: Any, ends: bool | None = None) -> Given:
     """Take features; for bags, `ends` tells whether offsets end with the number of ids."""
     if not isinstance(features, dict) and is_jagged(features):
@@ -99,7 +72,12 @@ def given_as(features: Any, ends: bool | None = None) -> Given:
 
 
 class _Jagged:
-    """Features as torchrec's KeyedJaggedTensor has them: their values are taken as they are."""
+    """Features as torchrec's KeyedJaggedTensor has them: their values are taken as they are.
+
+    Attributes:
+        names: of the features, in the order in which they were given.
+        weighted: those that have weights, as far as `of` has looked.
+    """
 
     def __init__(self, features: Any, *, bags: bool) -> None:
         self.names: tuple[str, ...] = tuple(features.keys())
@@ -151,7 +129,7 @@ class _Jagged:
         return Joined(picked(values), own, offsets, None if weights is None else picked(weights))
 
     def announced(self, group: Group, window: int) -> Joined:
-        """Return the ids of a group."""
+        """Return the ids of a group; nothing tells them apart from others that come."""
         return self.of(group)
 
     def check_equal(self, bags: Sequence[int]) -> None:
@@ -300,6 +278,10 @@ class _Bagged(_Named):
             offsets = [torch.stack(offsets)[:, :-1].reshape(-1)]
         moved = _moved(offsets, lengths)
         return None if moved is None else Joined(ids, lengths, moved)
+
+
+Given: TypeAlias = _Jagged | _Named
+"""The features of a call."""
 
 
 def _bags_of(name: str, given: Sequence[Any], *, ends: bool) -> _Ids:

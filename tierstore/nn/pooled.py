@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,25 +29,6 @@ _KERNEL_TYPES = {
 }
 _LARGE = 1 << 28
 """Bytes of a gradient above which to wait for the number of its rows, to allocate no more."""
-
-
-class Pooled(Protocol):
-    """What a backward pass needs of bags that were pooled."""
-
-    def backward(
-        self,
-        batch: Batch,
-        gradient: Tensor,
-        given: Sequence[bool] | None,
-        *,
-        trained: bool,
-        weighed: bool,
-    ) -> tuple[Gradient | None, Tensor | None]:
-        """Return the gradient of the rows of a batch if `trained`, of the weights if `weighed`.
-
-        `gradient` is that of what all bags of the call came to, `(batch, width)`; for `given` see
-        `Part.trained_positions`.
-        """
 
 
 class _Run(NamedTuple):
@@ -119,7 +100,11 @@ class Composed:
         trained: bool,
         weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
-        """Return the gradients; see `Pooled.backward`."""
+        """Return the gradient of the rows of a batch if `trained`, of the weights if `weighed`.
+
+        `gradient` is that of what all bags of the call came to, `(batch, width)`; for `given` see
+        `Part.trained_positions`.
+        """
         part, columns = self._part, self._part.columns
         gradients = [
             columns.part(gradient.to(run.found), place).reshape(run.found.shape)
@@ -333,7 +318,7 @@ class Launched:
         trained: bool,
         weighed: bool,
     ) -> tuple[Gradient | None, Tensor | None]:
-        """Return the gradients; see `Pooled.backward`."""
+        """Return the gradients; see `Composed.backward`."""
         part, work, form = self._part, self._work, self._form
         if batch.lease.ended:
             batch = batch.renewed(part.touched())

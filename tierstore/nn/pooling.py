@@ -19,7 +19,7 @@ from torch import Tensor
 from tierstore.errors import InvalidInputError
 from tierstore.nn.autograd import is_deterministic, look_up
 from tierstore.nn.part import Part
-from tierstore.nn.pooled import Composed, Form, Launched, Pooled, positions_of
+from tierstore.nn.pooled import Composed, Form, Launched, positions_of
 
 
 def pool(parts: Sequence[Part], split: Sequence[int] | None = None) -> Sequence[Tensor]:
@@ -69,7 +69,7 @@ class Pooling:
     """
 
     __slots__ = ("__weakref__", "_pooled", "dtype", "parts", "split", "trained", "weighed")
-    _pooled: list[tuple[Any, Pooled] | None]
+    _pooled: list[tuple[Any, Composed | Launched] | None]
     """The batch of each part, and what pooled it; None where it was only read."""
 
     def __init__(
@@ -172,7 +172,7 @@ def _pooled(
     *,
     trained: bool = False,
     weighed: bool = False,
-) -> tuple[Tensor, Pooled]:
+) -> tuple[Tensor, Composed | Launched]:
     """Return what the bags come to, `(batch, width)`, and what a backward pass needs.
 
     Args:
