@@ -37,8 +37,7 @@ class NamedRows:
         def __getattr__(self, name: str) -> Any:
             """Say that a method is one of the store, such as `append`; a table has no such name."""
             said = f"{type(self).__name__!r} object has no attribute {name!r}"
-            owner = vars(self).get("_owner")
-            if owner is not None and not name.startswith("_") and hasattr(owner.store, name):
+            if not name.startswith("_") and hasattr(self._backing.home.store, name):
                 said += f", its store has: store.{name}"
             raise AttributeError(said, name=name, obj=self)
 
