@@ -71,6 +71,9 @@ TEXTS: dict[str, tuple[str, str, dict[str, Any], Expected | str]] = {
     "COPY's null": ("t.tsv", "u1\t0.5\t\\N\nu2\t2.5\t3.5\n", {"null": ("\\N",)}, (
         [[0.5, float("nan")], [2.5, 3.5]], ["u1", "u2"])),
     "a number in hexadecimal": ("t.csv", "0x1p-3,1.5\n0.5,2.5\n", {}, "0x1p-3"),
+    "blanks of other kinds are characters": (
+        "t.vec", "2 2\nu\xa0\x85\u2028 0.5 1.5\nu\x0b 2.5 3.5\n", {},
+        (PAIR, ["u\xa0\x85\u2028", "u\x0b"])),
     "a comma after the word": ("t.vec", "the, 0.5 1.5\nof, 2.5 3.5\n", {}, "may begin there"),
     "lines of lists": ("t.jsonl", "[0.5, 1.5]\n[2.5, 3.5]\n", {}, (PAIR, None)),
     "wide lines": (
