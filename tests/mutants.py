@@ -321,19 +321,19 @@ MUTANTS = [
     ),
     # A refresh reads beside reads, and switches only to what is still protected.
     Mutant(
-        "_store/state.py",
+        "_store/reading.py",
         "opening.before is not self.manifest or opening.manifest.version not in self.reader.held",
         "opening.before is not self.manifest",
         "tests/store/test_following.py",
     ),
     Mutant(
-        "_store/state.py",
+        "_store/reading.py",
         "opening.before is not self.manifest or opening.manifest.version not in self.reader.held",
         "opening.manifest.version not in self.reader.held",
         "tests/store/test_following.py",
     ),
     Mutant(
-        "_store/state.py",
+        "_store/reading.py",
         "if not is_safe:",
         "if False:",
         "tests/store/test_following.py",

@@ -18,7 +18,7 @@ from tierstore._disk.backends.memmap import DATA_OFFSET
 from tierstore._disk.base import Base
 from tierstore._disk.generation import Generation
 from tierstore._store.compaction import Folder
-from tierstore._store.state import State
+from tierstore._store.reading import Reading
 from tierstore.budget import Budget
 from tierstore.errors import CorruptRowError, CorruptStoreError
 
@@ -360,9 +360,9 @@ def test_a_fold_that_begins_while_a_reader_opens_is_no_other_moment(
     with opened(path, "r+", keep=1) as store:
         rows = write(store, 2, np.arange(0, ROWS, 7))
         store.commit()
-        find, done = State._find, []
+        find, done = Reading._find, []
 
-        def find_and_fold(self: State, wanted: int | None) -> Any:
+        def find_and_fold(self: Reading, wanted: int | None) -> Any:
             found = find(self, wanted)
             if not done:
                 done.append(True)
@@ -370,7 +370,7 @@ def test_a_fold_that_begins_while_a_reader_opens_is_no_other_moment(
             return found
 
         with (
-            mock.patch.object(State, "_find", find_and_fold),
+            mock.patch.object(Reading, "_find", find_and_fold),
             opened(path, version=version) as reader,
         ):
             assert np.array_equal(rows_of(reader), rows)

@@ -38,7 +38,7 @@ NEEDED = [
     "payload.write_payloads > Directory.sync",
     "commit.publish.<locals>.sync > Directory.sync",
     "copy._new_directory > publish_directory > publish > _give_name > Directory.sync",
-    "state.State._start > Directory.sync",
+    "state.State._begin > Directory.sync",
 ]
 EITHER = [
     "opening._create_store > publish_directory > publish > _sync_tree > Directory.sync",

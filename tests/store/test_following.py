@@ -21,7 +21,7 @@ from tierstore._disk.delta import Delta
 from tierstore._disk.generation import Generation
 from tierstore._store.compaction import Folder
 from tierstore._store.locking import WriterLock
-from tierstore._store.state import State
+from tierstore._store.reading import Reading
 from tierstore._store.versions import History
 from tierstore._tiers import host
 from tierstore.budget import Budget
@@ -253,7 +253,7 @@ def excepthook_raises():
 @pairs(backend=list(BACKENDS), host_rows=[20, 100, ROWS], commits=[1, 3])
 def test_rows_that_come_and_go_while_a_refresh_reads(root, backend, host_rows, commits):
     """What was read is for rows that are still there; those that came since are old, and go."""
-    trainer, prepare = Trainer(root / "s", 2, **BACKENDS[backend]), State.prepare
+    trainer, prepare = Trainer(root / "s", 2, **BACKENDS[backend]), Reading.prepare
 
     def prepared(state, version):
         opening = prepare(state, version)
@@ -263,7 +263,7 @@ def test_rows_that_come_and_go_while_a_refresh_reads(root, backend, host_rows, c
 
     with (
         tierstore.open(trainer.path, budget=Budget(host_rows=host_rows)) as reader,
-        mock.patch.object(State, "prepare", prepared),
+        mock.patch.object(Reading, "prepare", prepared),
     ):
         for number in range(12):
             trainer.check(reader)
@@ -275,7 +275,7 @@ def test_rows_that_come_and_go_while_a_refresh_reads(root, backend, host_rows, c
 
 
 def test_a_refresh_that_another_overtakes_begins_again(root):
-    trainer, prepare, openings = Trainer(root / "s", 2), State.prepare, []
+    trainer, prepare, openings = Trainer(root / "s", 2), Reading.prepare, []
 
     def overtaken(state, version):
         openings.append(prepare(state, version))
@@ -287,7 +287,7 @@ def test_a_refresh_that_another_overtakes_begins_again(root):
     with tierstore.open(trainer.path, budget=Budget(host_rows=50)) as reader:
         trainer.check(reader)
         trainer.commit()
-        with mock.patch.object(State, "prepare", overtaken):
+        with mock.patch.object(Reading, "prepare", overtaken):
             assert not reader.refresh()  # the other did
         assert [each is None for each in openings] == [False, False, True]
         assert reader.version == trainer.store.version == 3
@@ -298,7 +298,7 @@ def test_a_refresh_that_another_overtakes_begins_again(root):
 
 def test_a_refresh_prepared_before_another_failed_begins_again(root):
     """The one that fails gives up the versions that it did not switch to."""
-    trainer, prepare, openings = Trainer(root / "s"), State.prepare, []
+    trainer, prepare, openings = Trainer(root / "s"), Reading.prepare, []
 
     def failed_beside(state, version):
         openings.append(prepare(state, version))
@@ -313,7 +313,7 @@ def test_a_refresh_prepared_before_another_failed_begins_again(root):
 
     with tierstore.open(trainer.path, budget=NONE) as reader:
         trainer.commit()
-        with mock.patch.object(State, "prepare", failed_beside):
+        with mock.patch.object(Reading, "prepare", failed_beside):
             assert reader.refresh()
         assert len(openings) == 2 and reader.version == trainer.store.version == 3
         trainer.check(reader)

@@ -28,7 +28,7 @@ from tierstore._garbage import search_put_off
 from tierstore._progress import Progress
 from tierstore._store.coordinator import ALONE, Coordinator
 from tierstore._store.ledger import Ledger
-from tierstore._store.locking import ReaderLock, WriterLock
+from tierstore._store.locking import WriterLock
 from tierstore._store.options import Options
 from tierstore._store.payload import Payload, Payloads
 from tierstore._store.pointed import MOST, claimed, living
@@ -39,7 +39,7 @@ from tierstore._table.home import StoreOfTable, Touched
 from tierstore._table.missing import Missing, checked
 from tierstore._table.prefetch import Prefetcher
 from tierstore._table.table import Table, records_in
-from tierstore._tiers.base import OPENED_ANEW, REFRESHED, REPLACED, RESTORED, ROLLED_BACK
+from tierstore._tiers.base import OPENED_ANEW, REPLACED, RESTORED, ROLLED_BACK
 from tierstore.errors import (
     CommitFailedError,
     ConcurrentWriterError,
@@ -60,9 +60,6 @@ _LOG = logging.getLogger("tierstore")
 Draft = TypeVar("Draft")
 Rows = npt.NDArray[np.int64]
 
-_MOST_HELD = 64
-"""Maximum payload values that a reader holds open; others are readable until they are removed."""
-
 
 def _nothing() -> None:
     """Do nothing."""
@@ -78,7 +75,7 @@ class Coming:
 
 
 class State:
-    """The state of an open store; its methods must be called within `Door.use`.
+    """The state of a store that is open for writing; its methods must be called within `Door.use`.
 
     Attributes:
         coming: the version that is being committed, while its payload is put together.
@@ -144,13 +141,9 @@ class State:
         return open_directory(self._options.path) if within is None else within.again()
 
     def _open(self, lock: WriterLock | None) -> None:
-        """Open the version that the options name; a writer takes the lock unless it has it."""
+        """Take the lock unless it is there, and open the version that the options name."""
         self._identify()
-        if self.door.writable:
-            self._lock(lock)
-        else:
-            self.reader: ReaderLock = ReaderLock(self.directory)
-            self.locks.append(self.reader)
+        self._lock(lock)
         self._start(self._options.version)
 
     def _identify(self) -> None:
@@ -172,23 +165,11 @@ class State:
 
     def _start(self, version: int | str | None) -> None:
         self.manifest: Manifest = self._find(version)
-        if self.door.writable and self.manifest.partitions and not self.is_root:
-            raise InvalidInputError(
-                f"{self.directory.path} has partitions: tierstore.distributed.open(path, 'r+') "
-                "opens it for writing, on one rank or many"
-            )
-        if self.door.writable:
-            self.directory.sync()  # a manifest published by a killed writer may not be durable yet
-            self.ledger: Ledger = Ledger(self.directory, self.history)
-            if version is not None:
-                self._go_on_from(version)
+        self._begin(version)
         with contextlib.closing(self._open_all(self.manifest, version)) as opening:
             self.manifest, self._held = opening.manifest, opening.take_payload()
             self.damaged = self._explained(opening)
-            if self.door.writable:
-                self.sweep(self.keep)
-                if not self.damaged:
-                    self.ledger.sweep_leftovers(self.writer.reads_other_than)
+            self._tidy()
             if self._options.mark not in (None, self.manifest.mark):
                 raise StoreIOError(
                     f"version {self.manifest.version} of {self._options.path} is not the expected "
@@ -197,43 +178,44 @@ class State:
             self._attach(opening, OPENED_ANEW)
         self._hold_only_what_is_open()
 
+    def _begin(self, version: int | str | None) -> None:
+        """Begin to write where the open version ends."""
+        if self.manifest.partitions and not self.is_root:
+            raise InvalidInputError(
+                f"{self.directory.path} has partitions: tierstore.distributed.open(path, 'r+') "
+                "opens it for writing, on one rank or many"
+            )
+        self.directory.sync()  # a manifest published by a killed writer may not be durable yet
+        self.ledger: Ledger = Ledger(self.directory, self.history)
+        if version is not None:
+            self._go_on_from(version)
+
+    def _tidy(self) -> None:
+        """Remove files that no version names, unless a table is damaged."""
+        self.sweep(self.keep)
+        if not self.damaged:
+            self.ledger.sweep_leftovers(self.writer.reads_other_than)
+
     # -- finding the version to open
 
     def _find(self, version: int | str | None) -> Manifest:
-        """Return the manifest of a version, or of the newest.
-
-        For a reader, the version is protected from folds. A second look detects a fold that started
-        before the protection. None did where an older version is protected, which it would merge.
-        """
-        while True:
-            manifest = self._wanted(version)
-            if not self.door.writable and manifest.version not in self.reader.held:
-                is_safe = min(self.reader.held, default=manifest.version) < manifest.version
-                self.reader.hold(manifest.version)
-                if not is_safe:
-                    continue
-            self._floor = manifest.floor if version is None else self.history.floor()
-            return manifest
+        """Return the manifest of a version, or of the newest."""
+        manifest = self._wanted(version)
+        self._floor = manifest.floor if version is None else self.history.floor()
+        return manifest
 
     def _wanted(self, version: int | str | None) -> Manifest:
         return self.history.newest() if version is None else self.history.version(version)
 
     def _hold_only_what_is_open(self) -> None:
         self._opener.hold_only(self.manifest)
-        if not self.door.writable:
-            self.reader.hold_only(self.manifest.version)
 
     def _found_again(self, before: Manifest, version: int | str | None) -> Manifest | None:
-        """Return the manifest that a writer published meanwhile, if missing files may be no damage.
+        """Return a manifest that a writer published meanwhile, whose files are to be opened then.
 
-        It may be the same, where only partitions or the floor are others.
+        No other writes where this one does.
         """
-        if self.door.writable:
-            return None
-        seen = before.seq, self._floor
-        found = self._find(version)
-        moved = (found.seq, self._floor) != seen or self._opener.has_moved(before)
-        return found if moved else None
+        return None
 
     def _go_on_from(self, version: int | str) -> None:
         """Drop the versions after the one that is open; raise first if a table of it is damaged."""
@@ -286,9 +268,10 @@ class State:
         """
         while True:
             opening = Opening(manifest)
-            next_seq = self.ledger.next_number if self.door.writable else None
             try:
-                self._opener.open_all(opening, self.backings, next_seq=next_seq, floor=self._floor)
+                self._opener.open_all(
+                    opening, self.backings, next_seq=self._next_seq, floor=self._floor
+                )
                 if self._lacks_payload(opening) or opening.errors:
                     found = self._found_again(manifest, version)
                     if found is not None:
@@ -304,6 +287,11 @@ class State:
                 opening.close()
                 raise
             return opening
+
+    @property
+    def _next_seq(self) -> Callable[[], int] | None:
+        """Returns the number of the next manifest; None where nothing is written."""
+        return self.ledger.next_number
 
     def examine(self, name: str) -> None:
         """Examine what opening left of a table until its first use.
@@ -354,26 +342,12 @@ class State:
         }
 
     def _lacks_payload(self, opening: Opening) -> bool:
-        """Open the payload of the manifest for a reader, since a writer may remove it.
-
-        Returns whether a file is missing; reading its value then raises an error.
-        """
-        is_missing, held = False, opening.payload
-        if self.door.writable:
-            return is_missing
-        for name, info in opening.manifest.payload.items():
-            try:
-                held[name] = Payload(self.directory, info, hold=len(held) < _MOST_HELD)
-            except CorruptStoreError:
-                held[name] = Payload(self.directory, info)
-                is_missing = True
-        return is_missing
+        """Whether files of values of the manifest are missing; nobody removes those of a writer."""
+        return False
 
     @property
     def payload(self) -> Payloads:
         """The values committed with the open version, by name."""
-        if not self.door.writable:
-            return Payloads(self._held)
         infos = self.manifest.payload.items()
         return Payloads({name: Payload(self.directory, info) for name, info in infos})
 
@@ -722,54 +696,12 @@ class State:
             self._doing = ""
 
     def prepare(self, version: int | str | None) -> Opening | None:
-        """Open and read what a reader needs to switch to a version, or to the newest.
-
-        Nothing changes, so other calls continue; an error leaves the store unchanged. The cost
-        depends on the changes: a table with the same base keeps it and its deltas. Returns None if
-        the version is open, and for a writer.
-        """
-        if self.door.writable:
-            return None
-        try:
-            manifest = self._find(version)
-            if manifest.seq == self.manifest.seq:
-                self._hold_only_what_is_open()
-                return None
-            opening = self._open_all(manifest, version)
-            with contextlib.ExitStack() as unless_prepared:
-                unless_prepared.callback(opening.close)
-                opening.damaged = self._explained(opening)
-                for name in filter(self.tables.__contains__, opening.damaged):
-                    raise opening.damaged[name]
-                opening.renewed = self.spaces.read_ahead(opening.later)
-                unless_prepared.pop_all()
-        except BaseException:
-            self._hold_only_what_is_open()
-            raise
-        opening.before = self.manifest
-        return opening
+        """Open and read what is needed to switch to a version; nothing, as a writer never does."""
+        return None
 
     def switch(self, opening: Opening) -> bool:
-        """Switch every table to what `prepare` returned; cached rows that did not change stay.
-
-        Reads nothing from the disk but tables that are new. Returns False, having done nothing, if
-        the store is no longer what that was prepared for.
-        """
-        if opening.before is not self.manifest or opening.manifest.version not in self.reader.held:
-            return False
-        with interrupts_deferred():
-            try:
-                self.manifest, self._held = opening.manifest, opening.take_payload()
-                for name in self.tables.keys() - self.manifest.tables.keys():
-                    self.spaces.drop(name)
-                self.spaces.follow(opening.later, opening.renewed)
-                self._attach(opening, REFRESHED)
-                self.damaged = opening.damaged
-            except BaseException as error:
-                self.door.close(f"a refresh failed in the middle ({error})")
-                raise
-        self._hold_only_what_is_open()
-        return True
+        """Switch every table to what `prepare` returned."""
+        return False
 
     # -- what is kept, read and uncommitted
 

@@ -36,6 +36,7 @@ from tierstore._store.partitions import list_versions
 from tierstore._store.patching import PatchInfo, Source, apply_patch, write_patch
 from tierstore._store.payload import Payload
 from tierstore._store.pointer import make_pointer, wanted_version
+from tierstore._store.reading import Reading
 from tierstore._store.repair import mend_rows
 from tierstore._store.schema import SchemaChanges
 from tierstore._store.state import State
@@ -81,7 +82,7 @@ class Store(SchemaChanges):
         closing.watch(self, str(options.path), self._state.locks)
 
     def _opened(self, options: Options, lock: locking.WriterLock | None) -> State:
-        return State(options, self, lock)
+        return (State if options.writable else Reading)(options, self, lock)
 
     # -- the tables
 
@@ -779,7 +780,7 @@ class Store(SchemaChanges):
         options = dataclasses.replace(
             self._options, version=manifest.version, mark=manifest.mark, within=None
         )
-        state = State(options, self)
+        state = Reading(options, self)
         state.keep_tables(old)
         self._state, self._door, self._folder = state, state.door, Folder(state)
         closing.watch(self, str(options.path), state.locks)
