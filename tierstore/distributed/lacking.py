@@ -33,20 +33,20 @@ def _refused(what: str) -> Any:
 class Lacking:
     """The calls of a `Table` that one of ranks refuses; see `Table` for what they are."""
 
-    adapt = _refused("adapt()")
-    items = _refused("items()")
-    keys_of = _refused("keys_of()")
-    lease = _refused("lease()")
-    occupancy = _refused("occupancy()")
-    read_into = _refused("read_into()")
-    record = _refused("record()")
-    scan = _refused("scan()")
-    stats = _refused("stats()")
-    topk = _refused("topk()")
-    warm = _refused("warm()")
-    __array__ = _refused("an array of all rows")
-    __getitem__ = _refused("table[...]")
-    __setitem__ = _refused("table[...] = rows")
+    adapt: Any = _refused("adapt()")
+    items: Any = _refused("items()")
+    keys_of: Any = _refused("keys_of()")
+    lease: Any = _refused("lease()")
+    occupancy: Any = _refused("occupancy()")
+    read_into: Any = _refused("read_into()")
+    record: Any = _refused("record()")
+    scan: Any = _refused("scan()")
+    stats: Any = _refused("stats()")
+    topk: Any = _refused("topk()")
+    warm: Any = _refused("warm()")
+    __array__: Any = _refused("an array of all rows")
+    __getitem__: Any = _refused("table[...]")
+    __setitem__: Any = _refused("table[...] = rows")
 
     def refuse_options(self, field: object, given: Mapping[str, object]) -> None:
         """Raise InvalidInputError for fields, or options of a read, which one of ranks lacks."""
