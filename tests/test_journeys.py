@@ -29,10 +29,10 @@ LIBRARY = str(Path(tierstore.__file__).parent)
 LIMITS = {
     "a read, a slot for each row": (4, 5),
     "a read of rows in a cache": (5, 6),
-    "a read of rows on disk, slots free": (18, 105),
-    "a read of rows on disk, the cache full of changed ones": (31, 364),
+    "a read of rows on disk, slots free": (16, 94),
+    "a read of rows on disk, the cache full of changed ones": (30, 338),
     "a training step": (15, 83),  # a step on the host has a file of its own
-    "a commit": (25, 268),
+    "a commit": (25, 266),
 }
 """Files in which a function runs, and calls. They only fall: lower one with what lowers it, and
 where one would rise, look for another shape first."""
