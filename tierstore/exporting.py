@@ -166,7 +166,7 @@ def export_table(
     keys = known if keys is None else typed(keys)
     keys = ids if keys is None else _keys_of(keys, count, start, stop, ids)
     columns = [
-        _Column(table, name, wanted, skips=_checked_choice(damaged) == "skip") for name in fields
+        _OutColumn(table, name, wanted, skips=_checked_choice(damaged) == "skip") for name in fields
     ]
     named = _named(fields, names or {})
     done, dim = 0, sum(named.values())
@@ -258,7 +258,7 @@ def _needs_scales(fields: Mapping[str, Field], dtype: str) -> bool:
     return ELEMENT_TYPES[dtype].integer and not whole
 
 
-class _Column:
+class _OutColumn:
     """A field that is written, converted block by block.
 
     Attributes:

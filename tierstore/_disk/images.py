@@ -90,15 +90,15 @@ class Images:
         listed = [self._delta(delta, store) for delta in reversed(info.deltas)]
         dropped = [self._delta(delta, store) for delta in _dropped(name, info, kept)]
         self.unknown = sum(delta.unknown for delta in listed)
-        base = _Base(self._directory, info.spec, _base_version(info, manifest))
+        base = _BaseImages(self._directory, info.spec, _base_version(info, manifest))
         base.bind(info, max(floor, manifest.floor, *(each.floor for each in kept)), listed)
-        self._sources: list[_Delta | _Base] = [*listed, base, *dropped]
+        self._sources: list[_DeltaImages | _BaseImages] = [*listed, base, *dropped]
         self._window = max(_WINDOW_ROWS, -(-info.spec.rows // _MOST_WINDOWS))
         self._at = -1
         self._places: list[tuple[Rows, Rows]] = []
 
-    def _delta(self, info: DeltaInfo, store: bytes) -> _Delta:
-        return _Delta(self._directory, info, store, self.record_bytes, self.info.spec.rows)
+    def _delta(self, info: DeltaInfo, store: bytes) -> _DeltaImages:
+        return _DeltaImages(self._directory, info, store, self.record_bytes, self.info.spec.rows)
 
     def blocks(self) -> Iterator[Found]:
         """Yield all rows in order, in blocks."""
@@ -208,7 +208,7 @@ def _among(rows: Rows, places: tuple[Rows, Rows]) -> tuple[npt.NDArray[np.intp],
     return which, positions[at[which]]
 
 
-class _Delta:
+class _DeltaImages:
     """The records of a delta whose file may be damaged."""
 
     def __init__(
@@ -225,7 +225,7 @@ class _Delta:
         self._rows = rows
         self._ids_at = info.rows * record_bytes
         self._sums_at = self._ids_at + 8 * info.rows
-        self._file = _File(directory, info.name)
+        self._file = _PartialFile(directory, info.name)
         self._used = not self._file.missing and not self._is_another(info)
         self.unknown = (
             self._count_outside()
@@ -313,7 +313,7 @@ class _Delta:
         self._file.close()
 
 
-class _Base:
+class _BaseImages:
     """The records of a base whose files may be damaged."""
 
     def __init__(
@@ -325,8 +325,8 @@ class _Base:
         self.record_bytes = self._width
         self._directory = directory
         self._foreign = np.empty(0, np.int64)
-        self._sums = _File(directory, CHECKSUMS)
-        self._files: list[_File] = []
+        self._sums = _PartialFile(directory, CHECKSUMS)
+        self._files: list[_PartialFile] = []
         self._packed: BaseRecords | None = None
         self._per_file, self._offset = spec.rows, 0
         self._inner: _io.Held[_io.Directory] | None = None
@@ -337,7 +337,7 @@ class _Base:
             place = directory
             if plain.directory is not None:
                 place = self._inner = _held(directory, plain.directory)
-            self._files = [_File(place, plain.name(number)) for number in range(plain.count)]
+            self._files = [_PartialFile(place, plain.name(number)) for number in range(plain.count)]
         elif directory is not None:
             with contextlib.suppress(TierStoreError, FileNotFoundError):
                 self._packed = backend.open_unchecked(directory, spec)
@@ -372,7 +372,7 @@ class _Base:
     ) -> npt.NDArray[np.bool_]:
         return _good(rows, records, sums, sparse=self._spec.sparse)
 
-    def bind(self, info: TableInfo, floor: int, deltas: Sequence[_Delta]) -> None:
+    def bind(self, info: TableInfo, floor: int, deltas: Sequence[_DeltaImages]) -> None:
         """Find the blocks of rows that belong to a different time than a version; see `binding`.
 
         Blocks touched by `deltas` up to the `floor` are skipped.
@@ -419,7 +419,7 @@ def _good(
     return good
 
 
-class _File:
+class _PartialFile:
     """A file that may be missing or unreadable in any part."""
 
     def __init__(self, directory: _io.Held[_io.Directory] | None, name: str) -> None:

@@ -43,16 +43,16 @@ def check_positions(count: int) -> None:
         raise CapacityError(f"the deltas hold {count} records, too many to index; fold the store")
 
 
-class _Run(NamedTuple):
+class _Stretch(NamedTuple):
     """The entries of rows `start:stop`: the row plus `ahead`."""
 
     start: int
     stop: int
     ahead: int
 
-    def within(self, first: int, last: int) -> _Run:
+    def within(self, first: int, last: int) -> _Stretch:
         """Return the part whose entries are `first` to `last`; it may be empty."""
-        return _Run(
+        return _Stretch(
             max(self.start, first - self.ahead), min(self.stop, last + 1 - self.ahead), self.ahead
         )
 
@@ -63,7 +63,7 @@ class Entries:
     def __init__(self, rows: int) -> None:
         """Start with every row in the base."""
         self._numbers = RowMap(rows)
-        self._runs: list[_Run] = []
+        self._runs: list[_Stretch] = []
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +95,7 @@ class Entries:
 
     def point_run(self, start: int, stop: int, first: int) -> None:
         """Raise the entries of rows `start:stop` to `first` and those after it."""
-        run = _Run(start, stop, first - start)
+        run = _Stretch(start, stop, first - start)
         if stop - start < _LONG:
             self._fill(run)
             return
@@ -109,7 +109,7 @@ class Entries:
             for each in runs:
                 self._fill(each)
 
-    def _fill(self, run: _Run) -> None:
+    def _fill(self, run: _Stretch) -> None:
         for at in range(run.start, run.stop, _RENUMBERED):
             rows = np.arange(at, min(at + _RENUMBERED, run.stop))
             self.point(rows, (rows + run.ahead).astype(np.int32))

@@ -39,7 +39,7 @@ class PartitionWriter(Protocol):
         """Make the next commit include the keys."""
 
 
-class _Places:
+class _PartitionRows:
     """The partition of each row of a shard, counted from its first, and the row there.
 
     They follow the keys of the shard: a new one gets a place in its partition.
@@ -152,7 +152,9 @@ class _Places:
 class _KeysOfPartition(StoredKeys):
     """The keys of one partition, for the generation that makes them durable."""
 
-    def __init__(self, whole: KeyMap, places: _Places, number: int, generation: Generation) -> None:
+    def __init__(
+        self, whole: KeyMap, places: _PartitionRows, number: int, generation: Generation
+    ) -> None:
         self.lock = whole.lock
         self._whole = whole
         self._places = places
@@ -185,7 +187,7 @@ class _KeyedTier(PartitionedTier):
     """Records of a shard by row; those of rows without a key are zeros."""
 
     def __init__(
-        self, places: _Places, tiers: Sequence[DiskTier], load: Callable[[], object]
+        self, places: _PartitionRows, tiers: Sequence[DiskTier], load: Callable[[], object]
     ) -> None:
         super().__init__(places, tiers)
         self._places = places
@@ -230,7 +232,7 @@ class KeyedPartitionedGeneration(PartitionedGeneration):
 
         `writers` are those of the partitions, none of a reader.
         """
-        self._places = _Places(partitions, first, len(parts), tuple(writers))
+        self._places = _PartitionRows(partitions, first, len(parts), tuple(writers))
         rows = sum(part.key_count for part in parts)
         self._places.capacity = max(1, -(-rows // EXTENT_ROWS)) * EXTENT_ROWS
         self._map: KeyMap | None = None

@@ -114,7 +114,7 @@ class BlockParser:
             return None
 
 
-class _Sink(io.RawIOBase):
+class _Pieces(io.RawIOBase):
     """Keeps what is written, in the pieces in which it comes."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def lines_of(words: Sequence[bytes], block: npt.NDArray[Any], sep: bytes) -> byt
     cells = list(np.ascontiguousarray(block.T))
     if words:
         cells.insert(0, pyarrow.array(words, pyarrow.binary()))
-    sink = _Sink()
+    sink = _Pieces()
     pyarrow.csv.write_csv(
         pyarrow.table(cells, [str(at) for at in range(len(cells))]),
         sink,

@@ -166,7 +166,7 @@ class PackedFile:
             yield packed
 
 
-class _Text(io.RawIOBase):
+class _Utf8(io.RawIOBase):
     """UTF-8 with line feeds at the ends of lines, made from a stream of text.
 
     Attributes:
@@ -219,7 +219,7 @@ def text_stream(file: InputFile) -> io.BufferedReader:
     UTF-16 has a byte order mark. Unpacked text is held in pieces of a MiB. The stream raises
     FormatError, or UNPACKING_ERRORS of a damaged packed file.
     """
-    text = _Text(file.path, _unpacked(file))
+    text = _Utf8(file.path, _unpacked(file))
     if is_packed(file.path) or not text.is_plain:
         return io.BufferedReader(text, _BUFFER)
     stream = file.stream()

@@ -129,7 +129,7 @@ def decide(
 
     def layout(sep: str) -> Layout:
         found, vector = rows(sep)
-        return _Decision(path, found, sep, suffix, options, whole, vector).layout()
+        return _LayoutDecision(path, found, sep, suffix, options, whole, vector).layout()
 
     if options.sep is not None or suffix == ".vec":
         return layout(options.sep or own)
@@ -211,7 +211,7 @@ def _fitted(cells: list[str], columns: int) -> list[str]:
 
 
 @dataclass
-class _Decision:
+class _LayoutDecision:
     """The steps of one decision, each of which may end it."""
 
     path: Path

@@ -63,7 +63,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class _Storage:
+class _StorageRef:
     dtype: str
     key: str
 
@@ -128,14 +128,14 @@ def read_pickle(
     whose results are left out to `objects`. Raises FormatError for a pickle with any other
     instruction.
     """
-    machine = _Machine(path, allowance, {} if storages is None else storages)
+    machine = _Unpickler(path, allowance, {} if storages is None else storages)
     contents = machine.run(data)
     if objects is not None:
         objects.update(machine.objects)
     return contents
 
 
-class _Machine:
+class _Unpickler:
     """The state of the interpreter: a stack, marks on it, and the memo."""
 
     def __init__(
@@ -228,7 +228,7 @@ class _Machine:
             raise TypeError("a storage is a view of another, or has no number of elements")
         dtype = _STORAGES.get(storage.name, storage.name)
         self._storages[key] = dtype, elements
-        return _Storage(dtype, key)
+        return _StorageRef(dtype, key)
 
     def _reduced(self) -> Any:
         """Return the result of a known function without calling it."""
@@ -247,7 +247,7 @@ class _Machine:
             storage, offset, shape, strides, _, _, dtype, *bits = arguments
             if not isinstance(dtype, _Global):
                 raise TypeError("the type of a tensor is not a name")
-            return self._tensor(_Storage(dtype.name, storage.key), offset, shape, strides, *bits)
+            return self._tensor(_StorageRef(dtype.name, storage.key), offset, shape, strides, *bits)
         if function.name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
             return arguments[0]
         if function.name == "_rebuild_from_type_v2":  # of a class, or with attributes
@@ -270,7 +270,7 @@ class _Machine:
         self, storage: Any, offset: Any, shape: Any, strides: Any, bits: Any = None
     ) -> StoredTensor:
         """Return a tensor; `bits` says that its elements are negated or conjugated."""
-        if not isinstance(storage, _Storage) or type(shape) is not tuple:
+        if not isinstance(storage, _StorageRef) or type(shape) is not tuple:
             raise TypeError("a tensor without a storage or a shape")
         if type(strides) is not tuple or not len(strides) == len(shape) <= MAX_DIMENSIONS:
             raise TypeError("the strides of a tensor do not match its shape")
@@ -301,21 +301,21 @@ _MAKERS: dict[str, Any] = {
     "TUPLE1": lambda machine: machine._popped(1),
     "TUPLE2": lambda machine: machine._popped(2),
     "TUPLE3": lambda machine: machine._popped(3),
-    "STACK_GLOBAL": _Machine._named_by_stack,
-    "BINPERSID": _Machine._storage,
-    "REDUCE": _Machine._reduced,
-    "NEWOBJ": _Machine._instance,
+    "STACK_GLOBAL": _Unpickler._named_by_stack,
+    "BINPERSID": _Unpickler._storage,
+    "REDUCE": _Unpickler._reduced,
+    "NEWOBJ": _Unpickler._instance,
 }
 """Instructions that pop any number of items and push one."""
 
 _CHANGERS: dict[str, Any] = {
     "APPEND": lambda machine: machine._extend([*machine._popped(1)]),
     "APPENDS": lambda machine: machine._extend(machine._marked()),
-    "ADDITEMS": _Machine._marked,
+    "ADDITEMS": _Unpickler._marked,
     "SETITEM": lambda machine: machine._update([*machine._popped(2)]),
     "SETITEMS": lambda machine: machine._update(machine._marked()),
     "BUILD": lambda machine: machine._popped(1),
     "POP": lambda machine: machine._popped(1),
-    "POP_MARK": _Machine._marked,
+    "POP_MARK": _Unpickler._marked,
 }
 """Instructions that pop items and may add them to the item below."""

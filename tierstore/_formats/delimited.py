@@ -79,7 +79,7 @@ _SAYS_SEP = re.compile(rb"sep=.\r?\n")
 _POINT_ZERO = re.compile(r"^(-?\d+)\.0*$")
 
 
-class _Sample:
+class _FirstLines:
     """The first lines of a file, and whether they are all."""
 
     def __init__(self, file: InputFile, options: TextOptions) -> None:
@@ -352,7 +352,7 @@ class Csv(MatrixFormat):
         """Decide from a sample what the lines are; without counts, the rows are counted first."""
         path = file.path
         with parsing(path, "packed file", *UNPACKING_ERRORS):
-            sample = _Sample(file, wanted.text)
+            sample = _FirstLines(file, wanted.text)
         if _SAYS_SEP.match(sample.text) and not wanted.text.skip_lines:
             raise FormatError(
                 f"{path}: line 1 tells a spreadsheet what is between cells; leave it out with "
@@ -373,7 +373,7 @@ class Csv(MatrixFormat):
             )
         return source
 
-    def _layout(self, sample: _Sample, path: Path, options: TextOptions) -> Layout:
+    def _layout(self, sample: _FirstLines, path: Path, options: TextOptions) -> Layout:
         table = partial(sample.table, bare=len(options.vector) == 1)
         return decide(path, table, self.sep, self.suffixes[0], options, sample.whole)
 
@@ -383,7 +383,7 @@ class Csv(MatrixFormat):
         """Return the error with the first rows as each way to decide reads them."""
 
         def read(chosen: TextOptions) -> str:
-            sample = _Sample(file, chosen)
+            sample = _FirstLines(file, chosen)
             layout = self._layout(sample, file.path, chosen)
             return layout.rows(sample.table(layout.sep, bare=len(chosen.vector) == 1)[0])
 
@@ -470,7 +470,7 @@ def _key_lines(file: InputFile) -> Iterator[str]:
             raise FormatError(f"{file.path}: line {number} is not UTF-8: {error}") from None
 
 
-def _check_size(file: InputFile, sample: _Sample, rows: int, dim: int) -> None:
+def _check_size(file: InputFile, sample: _FirstLines, rows: int, dim: int) -> None:
     """Raise FormatError if the file is too short for its counts."""
     shortest = rows * (len("w 0\n") + (dim - 1) * len(" 0")) - 1
     if file.size - len(sample.text.lstrip().partition(b"\n")[0]) - 1 < shortest:

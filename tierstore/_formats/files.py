@@ -67,7 +67,7 @@ class InputFile(Closing):
 
     def raw(self) -> io.RawIOBase:
         """Return a stream like `stream`, but unbuffered."""
-        return _Stream(self.file)
+        return _Position(self.file)
 
     @property
     def fd(self) -> int:
@@ -79,7 +79,7 @@ class InputFile(Closing):
         self.file.close()
 
 
-class _Stream(io.RawIOBase):
+class _Position(io.RawIOBase):
     """An independent position in a shared file."""
 
     def __init__(self, file: File) -> None:

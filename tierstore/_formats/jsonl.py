@@ -145,7 +145,7 @@ class Objects(Reader):
             raise FormatError(f"{self.path}: {name!r}: {error}") from None
 
 
-class _Lines(Objects):
+class _JsonLines(Objects):
     def __init__(self, file: InputFile) -> None:
         self._file = file
         super().__init__(file.path, file.allowance)
@@ -253,4 +253,4 @@ class JsonLines(ColumnFormat):
     def reader(self, path: Path, memory: Size) -> Reader:
         """Open the objects."""
         with unless_it_fails(open_input(path, memory)) as file:
-            return _Lines(file)
+            return _JsonLines(file)

@@ -130,7 +130,7 @@ def _check_spans(path: Path, tensors: dict[str, _Tensor], data_bytes: int) -> No
         )
 
 
-class _Tensors(FileReader):
+class _FileTensors(FileReader):
     def __init__(self, file: InputFile) -> None:
         """Read the header of `file`, which is closed with this."""
         super().__init__(file)
@@ -215,7 +215,7 @@ class Safetensors(ColumnFormat):
     """Named tensors, of every element type."""
 
     suffixes = (".safetensors",)
-    in_file = _Tensors
+    in_file = _FileTensors
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:

@@ -28,7 +28,7 @@ _WASTE = 8
 """A span of a storage is read whole up to this multiple of the requested elements."""
 
 
-class _Tensors(FileReader):
+class _TorchTensors(FileReader):
     """The tensors of a file and their elements, and lists of whole numbers or texts."""
 
     def __init__(self, file: InputFile) -> None:
@@ -141,4 +141,4 @@ class Torch(ColumnFormat):
     """A tensor or named tensors; read-only."""
 
     suffixes = (".pt", ".pth", ".ckpt")
-    in_file = _Tensors
+    in_file = _TorchTensors

@@ -57,7 +57,7 @@ _COMPLETE = "complete"
 _KEY_CHUNK = 1 << 20
 
 
-class _Arrays(Reader):
+class _ZarrArrays(Reader):
     def __init__(self, where: Any, path: Path, allowance: Allowance) -> None:
         """Open a group or array in `where`, any store of zarr; `path` is its name for messages."""
         import zarr
@@ -367,7 +367,7 @@ class Zarr(ColumnFormat):
             )
         allowance = Allowance(path, memory)
         _check_metadata(path, allowance)
-        return _Arrays(path, path, allowance)
+        return _ZarrArrays(path, path, allowance)
 
     @contextmanager
     def write(self, path: Path, content: Content) -> Iterator[Write]:
@@ -381,7 +381,7 @@ class Zarr(ColumnFormat):
 
     def open_store(self, store: Any, path: Path, wanted: Wanted) -> Source:
         """Open a matrix in any store that zarr accepts."""
-        return ReadSource(_Arrays(store, path, Allowance(path, wanted.memory)), wanted)
+        return ReadSource(_ZarrArrays(store, path, Allowance(path, wanted.memory)), wanted)
 
     @contextmanager
     def write_store(

@@ -203,7 +203,7 @@ class KeyMap(StoredKeys):
 
 def key_map(kind: str) -> KeyMap:
     """Return an empty map of keys of a kind, "int64" or "text"."""
-    return _Integers() if kind == "int64" else _Texts()
+    return _Integers() if kind == "int64" else _TextMap()
 
 
 class _Integers(KeyMap):
@@ -243,7 +243,7 @@ class _Integers(KeyMap):
             self._load(parts["int64"].view("<u8"))
 
 
-class _Texts(KeyMap):
+class _TextMap(KeyMap):
     """Texts by row: all bytes one after another, and where each ends."""
 
     def __init__(self) -> None:

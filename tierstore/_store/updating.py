@@ -117,7 +117,7 @@ def lacking(
     copy: State, source: Source, base: Mapping[str, Table], progress: Progress | None = None
 ) -> CopyUpdate:
     """Return what a copy lacks, without writing it; `base` is as for `update`."""
-    plan = _Plan.of(copy, source, base)
+    plan = _CopyPlan.of(copy, source, base)
     report = Overall(progress, sum(table.rows for table in source.tables.values()))
     rows = {name: table.rows for name, table in plan.whole.items()}
     for name, table in plan.alike.items():
@@ -144,7 +144,7 @@ def update(
     done: list[CopyUpdate] = []
 
     def work(use: Use) -> None:
-        plan = _Plan.of(copy, source, base)
+        plan = _CopyPlan.of(copy, source, base)
         with copy.unless_published(copy.discard):
             draft = _draft(copy, source, plan)
             with copy.unless_published(lambda: remove_written(copy, draft.written)):
@@ -157,7 +157,7 @@ def update(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _CopyPlan:
     """The changes that bring the tables of a copy to a version.
 
     Attributes:
@@ -173,7 +173,7 @@ class _Plan:
     payload: bool
 
     @classmethod
-    def of(cls, copy: State, source: Source, base: Mapping[str, Table]) -> _Plan:
+    def of(cls, copy: State, source: Source, base: Mapping[str, Table]) -> _CopyPlan:
         for error in copy.damaged.values():
             raise error
         alike = {
@@ -274,7 +274,7 @@ def _differing(
         yield rows[differ], records[differ]
 
 
-def _draft(copy: State, source: Source, plan: _Plan) -> CommitDraft:
+def _draft(copy: State, source: Source, plan: _CopyPlan) -> CommitDraft:
     """Write the payload, and return the commit of a version equal to that of the source."""
     manifest = source.manifest
     values = {
@@ -300,7 +300,7 @@ def _write(
     copy: State,
     source: Source,
     base: Mapping[str, Table],
-    plan: _Plan,
+    plan: _CopyPlan,
     draft: CommitDraft,
     progress: Progress | None,
 ) -> dict[str, int]:

@@ -58,7 +58,7 @@ def rewrite(
             for each in found
             if each.spec.keys is None and each.keys is not None and not _keeps_keys(state, each)
         }
-        written = _Written(state, change, tables, found, progress)
+        written = _PartitionFiles(state, change, tables, found, progress)
         draft = state.draft()
 
         def undo() -> None:
@@ -107,7 +107,7 @@ def set_keys(
         state.published(prepared)
 
 
-class _Written:
+class _PartitionFiles:
     """What a change writes to the partitions of this rank, which a version of each is to name."""
 
     def __init__(

@@ -66,7 +66,7 @@ class FeatureBags(dict[str, Tensor]):
         return [each._version for each in self.values()]
 
 
-class _Plan(NamedTuple):
+class _ColumnPlan(NamedTuple):
     """How the features of a call become columns.
 
     Attributes:
@@ -117,7 +117,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         super().__init__(store, tables, padding_idx=padding_idx)
         self.modes: dict[str, str] = _modes(mode, list(self.features))
         self.include_last_offset: bool = include_last_offset
-        self._arranged: dict[tuple[str, ...], _Plan] = {}
+        self._arranged: dict[tuple[str, ...], _ColumnPlan] = {}
 
     def forward(self, features: Any) -> FeatureBags:
         """Return the pooled row of each bag, by feature, `(batch, dim)`, in the collection's order.
@@ -216,7 +216,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
 
     def _part(
         self,
-        plan: _Plan,
+        plan: _ColumnPlan,
         number: int,
         group: Group,
         joined: Joined,
@@ -234,7 +234,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
         trains = layer.own.trains(layer)
         return Part(layer, columns, bags, features, lengths, places, without_row, trains=trains)
 
-    def _arrange(self, names: tuple[str, ...]) -> _Plan:
+    def _arrange(self, names: tuple[str, ...]) -> _ColumnPlan:
         """Return which columns the features of a call become."""
         plan = self._arranged.get(names)
         if plan is None:
@@ -253,7 +253,7 @@ class TieredEmbeddingBagCollection(TieredEmbeddingCollection):
                 starts = tuple(first[name] for name in own)
                 columns.append(Columns(modes, starts, part.layer.embedding_dim, sum(split)))
                 places.append(tuple(place[name] for name in own))
-            plan = _Plan(order, split, tuple(columns), tuple(places))
+            plan = _ColumnPlan(order, split, tuple(columns), tuple(places))
             if len(self._arranged) >= _REMEMBERED:
                 self._arranged.clear()
             self._arranged[names] = plan

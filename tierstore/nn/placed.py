@@ -101,11 +101,12 @@ class PlacedRows(torch.Tensor):
                 rows = args[0]
                 return result if result is rows else like(name, args, given, result, rows)
             if not name.startswith("_foreach_"):
-                call = _Call(name, args, given)
+                call = _Operation(name, args, given)
                 return call.noted(_called(function, (call,), args, given))
             lists = [part for part in args if isinstance(part, list | tuple)]
             calls = [
-                _Call(name.removeprefix("_foreach_"), row, {}) for row in zip(*lists, strict=False)
+                _Operation(name.removeprefix("_foreach_"), row, {})
+                for row in zip(*lists, strict=False)
             ]
             result = _called(function, calls, args, given)
             if not isinstance(result, list | tuple):
@@ -162,7 +163,7 @@ def order_of(each: Any) -> Any:
 
 def one_batch(name: str, *args: Any) -> None:
     """Raise InvalidInputError if a function of a name would pair rows of two batches."""
-    _Call(name, args, {})
+    _Operation(name, args, {})
 
 
 def _refused(one: Order, other: Order) -> InvalidInputError:
@@ -216,7 +217,7 @@ def _is_transformed() -> bool:
 
 
 def _called(
-    function: Any, calls: Sequence[_Call], args: Sequence[Any], given: Mapping[str, Any]
+    function: Any, calls: Sequence[_Operation], args: Sequence[Any], given: Mapping[str, Any]
 ) -> Any:
     """Call a function; where it fails for shapes of batches of other numbers of rows, say so."""
     try:
@@ -228,7 +229,7 @@ def _called(
         raise
 
 
-class _Call:
+class _Operation:
     """A function and tensors of one row, some of which have rows of batches: never of two.
 
     Attributes:

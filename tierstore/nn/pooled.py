@@ -31,7 +31,7 @@ _LARGE = 1 << 28
 """Bytes of a gradient above which to wait for the number of its rows, to allocate no more."""
 
 
-class _Run(NamedTuple):
+class _PooledRun(NamedTuple):
     """Bags of one mode, as torch's operator pooled them.
 
     Attributes:
@@ -63,7 +63,7 @@ class Composed:
         self._expanded, weights = expanded, part.bags.weights
         self._weights = None if weights is None else weights.detach().to(rows)
         self._offsets = part.bags.offsets.to(rows.device, torch.int64)
-        self._runs: list[_Run] = []
+        self._runs: list[_PooledRun] = []
 
     def forward(self, out: Tensor | None) -> Tensor:
         """Return what the bags come to, in `out` unless it is None."""
@@ -78,7 +78,7 @@ class Composed:
             target.copy_(run.found.view(target.shape))
         return out
 
-    def _of_run(self, run: tuple[int, int], batch: int) -> _Run:
+    def _of_run(self, run: tuple[int, int], batch: int) -> _PooledRun:
         """Pool the bags of a run."""
         columns, ids, weights, offsets = self._part.columns, self._ids, self._weights, self._offsets
         if len(columns.runs) > 1:
@@ -89,7 +89,7 @@ class Composed:
         mode = columns.modes[run[0]]
         weights = weights if mode == "sum" else None
         found, *of_bag = _pooled(self._rows, ids, offsets, mode, weights, self._padding)
-        return _Run(mode, ids, offsets, weights, found, (of_bag[0], of_bag[1], of_bag[2]))
+        return _PooledRun(mode, ids, offsets, weights, found, (of_bag[0], of_bag[1], of_bag[2]))
 
     def backward(
         self,
@@ -127,7 +127,7 @@ class Composed:
             return batch.gradient(total.to(dtype), positions, touched), of_weights
         return batch.gathered(total.to(dtype), positions, touched), of_weights
 
-    def _of_rows(self, run: _Run, gradient: Tensor) -> Tensor:
+    def _of_rows(self, run: _PooledRun, gradient: Tensor) -> Tensor:
         """Return the gradient of all rows by the bags of a run, `(rows, dim)`, as torch does.
 
         For distinct rows, it adds that of sums and means in an order that depends on all ids.
