@@ -216,7 +216,7 @@ class Batch:
             self._placement = self._joint.location
         self.lease: Lease = table.lease(ids.reshape(-1)) if lease is None else lease
         self._names: Any = self.lease.names if self._joint is None else self._names_seen()
-        self.counted = counted
+        self.counted: Tensor | None = counted
         if self.lease.device is not None:
             self.lease.trim(wait=False)  # requests the count, which the backward pass may find
             self.zeros = zeros
@@ -423,7 +423,7 @@ class Rows:
     """
 
     __slots__ = ("__weakref__", "_batch", "apart", "counted", "features", "layer", "lengths")
-    trained = (True,)
+    trained: Sequence[bool] = (True,)
     _batch: Any
 
     def __init__(
@@ -435,8 +435,11 @@ class Rows:
         *,
         apart: bool = False,
     ) -> None:
-        self.layer, self.features, self.lengths = layer, features, lengths
-        self.counted, self.apart = counted, apart
+        self.layer: Any = layer
+        self.features: Features | None = features
+        self.lengths: Sequence[int] = lengths
+        self.counted: Tensor | None = counted
+        self.apart: bool = apart
 
     def read(self, ids: Tensor) -> Any:
         """Return the rows, outside training: `ids.shape + (dim,)`, or those of each feature."""

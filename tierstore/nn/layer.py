@@ -103,7 +103,7 @@ class RowsLayer(torch.nn.Module):
     def _follow(self, empty: Tensor) -> None:
         """Take the type and device of an empty tensor, `(0, dim)`."""
         self.as_stored: bool = empty.dtype == self._dtype and str(empty.device) == self._device
-        self.anchor = empty.detach().requires_grad_()
+        self.anchor: Tensor = empty.detach().requires_grad_()
         self._node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self.own.rest(self.anchor)
 

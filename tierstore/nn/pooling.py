@@ -80,8 +80,11 @@ class Pooling:
         trained: Sequence[bool],
         weighed: Sequence[bool],
     ) -> None:
-        self.parts, self.dtype, self.split = parts, dtype, split
-        self.trained, self.weighed = trained, weighed
+        self.parts: Sequence[Part] = parts
+        self.dtype: torch.dtype = dtype
+        self.split: Sequence[int] | None = split
+        self.trained: Sequence[bool] = trained
+        self.weighed: Sequence[bool] = weighed
 
     def read(self, *tensors: Any) -> Tensor:
         """Return what the bags come to, `(batch, width)`, with no part in training."""
