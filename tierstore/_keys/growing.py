@@ -102,7 +102,7 @@ class KeyMap(StoredKeys):
 
     def __init__(self, texts: Callable[[], Texts] | None = None) -> None:
         """Start without keys; `texts` as in `HashMap`."""
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
         self.abandoned = False
         self.follower: Follower | None = None
         self._map = HashMap(texts)

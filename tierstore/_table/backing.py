@@ -21,7 +21,7 @@ from tierstore._table.split import SplitAccess
 from tierstore._table.trace import Recording
 from tierstore._tiers.base import OPENED_ANEW
 from tierstore._tiers.space import Extent, Space, WholeSpace
-from tierstore.spec import RecordLayout, TableSpec
+from tierstore.spec import Field, RecordLayout, TableSpec
 from tierstore.stats import TableInformation, TierInformation
 
 
@@ -72,7 +72,9 @@ class Backing:
         self.generation = generation
         self.disk: DiskTier = generation.tier
         self.layout: RecordLayout = generation.info.spec.layout
-        self.spans = {name: (item, *self.layout.span(name)) for name, item in self.layout.fields}
+        self.spans: dict[str, tuple[Field, int, int]] = {
+            name: (item, *self.layout.span(name)) for name, item in self.layout.fields
+        }
         self.forget_keys()
         self.reset_scalars()
         self.move(space, extent)

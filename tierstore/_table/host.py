@@ -23,7 +23,7 @@ from tierstore._table.recycled import LARGE, Recycled
 from tierstore._table.values import Columns, Piece, from_bytes, is_plain
 from tierstore._tiers.base import lease_ended
 from tierstore._tiers.host import APART_BYTES, Change
-from tierstore._tiers.space import Extent, Space, WholeSpace
+from tierstore._tiers.space import Extent, Nearest, Space, WholeSpace
 from tierstore.errors import ClosedError
 from tierstore.spec import Field, RecordLayout
 
@@ -39,12 +39,12 @@ class HostAccess(Access):
     ) -> None:
         """Refer to the rows of one table, or of all, in a space that has no GPU tier."""
         super().__init__(extent, layout, door)
-        self.start = extent.start
-        self.rows = extent.rows
-        self.nearest = space.nearest
+        self.start: int = extent.start
+        self.rows: int = extent.rows
+        self.nearest: Nearest = space.nearest
         self._results = Recycled()
         self._still = _NOTHING if space.host is None else space.host.still
-        self.pins = space.host is not None and not space.host.direct
+        self.pins: bool = space.host is not None and not space.host.direct
         self._host = space.host if isinstance(extent, Extent) else None
         self._within = self.start, self.rows
         if self._host is not None:

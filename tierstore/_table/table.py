@@ -103,7 +103,7 @@ class Table(NamedRows):
 
     def __init__(self, backing: Backing) -> None:
         """Show what the home of the table has opened."""
-        self.name = backing.name
+        self.name: str = backing.name
         self._backing = backing
 
     def _together(self) -> AbstractContextManager[Any]:
