@@ -198,8 +198,10 @@ def test_the_server_of_fastapi_answers(tmp_path, monkeypatch):
         async with names["app"].lifespan(names["app"]):
             ann = routes["/user/{key}"]("ann")
             assert ann["vector"] == [1, 2, 3, 4, 5, 6, 7, 8]
-            near = routes["/near/{key}"]("ann", k=2)
+            near = routes["/near/{key}"]("ann")  # of ten, two are there
+            assert near["keys"] == ["ann", "bob"]
             assert near["scores"][0] == pytest.approx(1)
+            json.dumps(near, allow_nan=False)
             for route in ("/user/{key}", "/near/{key}"):
                 with pytest.raises(stand_ins.HTTPException) as missing:
                     routes[route]("zoe")

@@ -115,7 +115,7 @@ def test_damage_of_older_versions_alone_is_said_to_be_theirs(run, pair):
         newest = store.commit()
     said = run("verify", pair, code=4).stderr
     assert (
-        f"1 row and 0 files of older versions, with which it goes, and none in version {newest}"
+        f"1 row and 0 files of older versions, and none in version {newest}"
         in said
     )
     run("release", pair, "before")

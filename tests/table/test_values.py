@@ -204,3 +204,15 @@ def test_reading_copies_nothing():
     assert tensor.shape == (2, 2, 3)
     assert tensor.data_ptr() == data.ctypes.data
     assert tensor.dtype == torch.float32
+
+
+def test_a_frame_is_held_to_the_type_of_its_elements():
+    """As an array is: floats of 64 bits are not rounded without a word, whoever holds them."""
+    pandas = pytest.importorskip("pandas")
+    wide, field = np.random.default_rng(4).standard_normal((3, 2)), Field(2, "float32")
+    for given in (wide, pandas.DataFrame(wide), pandas.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6]})):
+        with pytest.raises(InvalidTypeError, match="convert them first"):
+            to_bytes(given, field, (3,), "weight")
+    narrow = wide.astype(np.float32)
+    assert to_bytes(pandas.DataFrame(narrow), field, (3,), "weight").tobytes() == narrow.tobytes()
+    assert to_bytes(wide.tolist(), field, (3,), "weight").tobytes() == narrow.tobytes()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tierstore._dtypes import check_unmasked
 from tierstore._keys.hashmap import Codes
+from tierstore._keys.numbers import refuse_row_numbers
 from tierstore._keys.strings import Strings
 from tierstore._keys.text import Texts
 from tierstore.errors import InvalidInputError, InvalidTypeError
@@ -106,6 +107,7 @@ def bits_asked(keys: object) -> tuple[Codes, tuple[int, ...]]:
 
 def _as_array(keys: object) -> npt.NDArray[Any]:
     """Return integers as an array, of objects if they fit no other."""
+    refuse_row_numbers(keys)
     check_unmasked(keys, "keys")
     try:
         array = np.asarray(keys)
@@ -158,6 +160,7 @@ def texts_asked(keys: object, remedy: str = "") -> tuple[Texts, tuple[int, ...]]
     if type(keys) is list:
         with contextlib.suppress(TypeError):
             return Texts.of(keys), (len(keys),)
+    refuse_row_numbers(keys)
     check_unmasked(keys, "keys")
     array = keys if isinstance(keys, np.ndarray) else np.asarray(keys, object)
     listed = array.ravel().tolist()

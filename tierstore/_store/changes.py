@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tierstore._disk.generation import Generation
 from tierstore._disk.partitioned_keys import KeyedPartitionedGeneration
+from tierstore._keys.numbers import RowNumbers
 from tierstore._rowcopy import unique
 from tierstore._table.keyed import KeyedTable
 from tierstore._table.table import Table, files_of, read_records
@@ -24,15 +25,16 @@ _KEY_ROWS = 1 << 16
 def changed_rows(old: Mapping[str, Table], new: Mapping[str, Table]) -> dict[str, Rows]:
     """Return the ascending ids of the rows of each new table that differ from the old one.
 
-    They have other records or other keys. Tables without such rows are left out, but for those that
-    have fewer rows than before. Every row of a table with other fields has changed.
+    They have other records or other keys; those of a table by key are `RowNumbers`. Tables without
+    such rows are left out, but for those that have fewer rows than before. Every row of a table
+    with other fields has changed.
     """
     changed = {}
     for name, table in new.items():
         before = old.get(name)
         rows = _changed(before, table)
         if rows.size or (before is not None and table.rows < before.rows):
-            changed[name] = rows
+            changed[name] = rows.view(RowNumbers) if isinstance(table, KeyedTable) else rows
     return changed
 
 

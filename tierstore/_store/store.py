@@ -622,6 +622,9 @@ class Store(SchemaChanges):
         Tables without such rows are left out, but for those that have fewer rows, such as tables by
         key of which keys were removed: their ids may be none. Uncommitted rows are not seen.
 
+        Of a table by key these are row numbers, which its calls refuse in place of keys:
+        `table.keys_of(rows)` returns the keys, and `table.by_row.read(rows)` the rows.
+
         The cost depends on the rows that were written between the versions, unless the table was
         rewritten, as by `grow`: then it is read once per version. Raises VersionError.
         """

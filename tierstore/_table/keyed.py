@@ -17,6 +17,7 @@ from tierstore._disk.generation import Generation, first_records
 from tierstore._keys.admission import Candidates
 from tierstore._keys.given import unknown_keys
 from tierstore._keys.growing import Asked, KeyMap
+from tierstore._keys.numbers import RowNumbers
 from tierstore._progress import Progress, Shown, shown
 from tierstore._table import expiry, merging
 from tierstore._table.access import Lease
@@ -834,6 +835,22 @@ class KeyedTable(ByKey, RowsByNumber):
         if "_counted" not in self.__dict__:
             self._counted = Candidates()
         return self._counted
+
+    def topk(
+        self,
+        queries: Any,
+        k: int,
+        field: str | None = None,
+        *,
+        exclude: Sequence[Any] | None = None,
+        metric: Literal["dot", "cosine"] = "dot",
+    ) -> tuple[Any, Any]:
+        """Return scores and row numbers as `Table.topk`; `exclude` has row numbers as well.
+
+        `keys_of(rows[rows >= 0])` are their keys: -1 stands where fewer rows than `k` are left.
+        """
+        scores, rows = super().topk(queries, k, field, exclude=exclude, metric=metric)
+        return scores, rows.view(RowNumbers) if isinstance(rows, np.ndarray) else rows
 
     def read_into(self, ids: Any, out: Any, field: str | None = None) -> None:
         """Read the rows of keys into `out`; not in a CUDA graph: the host looks keys up."""

@@ -259,7 +259,7 @@ def _array(values: Any, element: ElementType, name: str) -> npt.NDArray[Any]:
         array = np.asarray(values)
     except ValueError as error:
         raise InvalidInputError(f"{name}: not one array of numbers: {error}") from None
-    if isinstance(values, np.ndarray | np.generic):
+    if hasattr(values, "__array__"):  # as frames have, whose elements have a type of their own
         return array
     return element.from_numbers(array)
 

@@ -36,8 +36,9 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
     Files that are newer than the newest manifest, of a commit that did not end or whose manifest
     was removed, are listed too; they are no damage.
 
-    To repair damaged rows, write and commit them again, or copy the intact rows: `tierstore
-    repair`.
+    To mend damaged rows, take them from what is intact elsewhere, `tierstore mend`, write and
+    commit them again, or copy the intact rows: `tierstore repair`. Damage of older versions goes
+    with them: `tierstore fold`.
 
     With --json, bad_rows are the ids of damaged rows, by table; tables without any are left out.
 
@@ -75,13 +76,14 @@ def verify(out: Output, store: Place, version: int | str | None, sample: int | N
         rows = sum(map(len, report.bad_rows.values()))
         files = len(report.bad_files)
         what = f"damage in {_counted(rows, 'row')} and {_counted(files, 'file')}"
+        way_on = f"`tierstore repair {quoted(store)} DEST` copies the intact rows"
         if report.version in report.whole and not files:
-            what += f" of older versions, with which it goes, and none in version {report.version}"
-        raise Failure(
-            f"{what}; {_intact(report.whole, sample)}"
-            f"`tierstore repair {quoted(store)} DEST` copies the intact rows",
-            DAMAGE,
-        )
+            what += f" of older versions, and none in version {report.version}"
+            way_on = f"`tierstore fold {quoted(store)}` drops them"
+        elif not files:
+            mend = f"`tierstore mend {quoted(store)} [--from COPY]`"
+            way_on = f"{mend} takes rows that are intact elsewhere, {way_on}"
+        raise Failure(f"{what}; {_intact(report.whole, sample)}{way_on}", DAMAGE)
 
 
 def say_newer(out: Output, store: Place, newer: list[str]) -> None:
