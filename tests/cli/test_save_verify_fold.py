@@ -114,10 +114,7 @@ def test_damage_of_older_versions_alone_is_said_to_be_theirs(run, pair):
         store["item"].write([17], {"weight": values, "exp_avg": values})
         newest = store.commit()
     said = run("verify", pair, code=4).stderr
-    assert (
-        f"1 row and 0 files of older versions, and none in version {newest}"
-        in said
-    )
+    assert f"1 row and 0 files of older versions, and none in version {newest}" in said
     run("release", pair, "before")
     run("fold", pair)
     run("verify", pair)
