@@ -25,7 +25,7 @@ PARTS_KIB = (256, 512, 1024, 2048, 4096)
 """For each of which a thread comes."""
 USUAL, SHARED_KIB = "256 KiB", 2048
 """What the core takes unless it is told otherwise, and from which calls on; one thread below."""
-SLOWER = 1.75
+SLOWER = 1.25
 """Times the best way, one thread included, that the usual one may take."""
 SPANS_KIB = (1024, 4096, 16384, 17408, 65536)
 """From the first row to the last: up to 16,384 the core asks for every page, above for samples."""
