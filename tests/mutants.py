@@ -4178,6 +4178,36 @@ MUTANTS = [
     ),
     Mutant(
         "_store/changes.py",
+        "rows.view(RowNumbers) if isinstance(table, KeyedTable) else rows",
+        "rows",
+        "tests/keys/test_row_numbers.py",
+    ),
+    Mutant(
+        "_keys/given.py",
+        '    refuse_row_numbers(keys)\n    check_unmasked(keys, "keys")\n    try:',
+        '    check_unmasked(keys, "keys")\n    try:',
+        "tests/keys/test_row_numbers.py",
+    ),
+    Mutant(
+        "_table/keyed.py",
+        "rows.view(RowNumbers) if isinstance(rows, np.ndarray) else rows",
+        "rows",
+        "tests/keys/test_row_numbers.py::test_what_topk_returns_is_refused_in_place_of_keys",
+    ),
+    Mutant(
+        "_table/values.py",
+        'if hasattr(values, "__array__"):',
+        "if isinstance(values, np.ndarray):",
+        "tests/table/test_values.py::test_a_frame_is_held_to_the_type_of_its_elements",
+    ),
+    Mutant(
+        "nn/rows.py",
+        "        self._to(State.CLEARED if is_written else State.REST)\n        self._passes = 0\n",
+        "        self._to(State.CLEARED if is_written else State.REST)\n",
+        "tests/training/test_parameter.py::test_a_loop_that_never_steps_is_told",
+    ),
+    Mutant(
+        "_store/changes.py",
         "        found.append(pair.in_new(np.arange(*pair.counts, dtype=np.int64)))\n",
         "",
         "tests/store/test_changes.py::test_added_rows_and_other_fields",
