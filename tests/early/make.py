@@ -198,7 +198,7 @@ def _scaled(path: Path, beside: Path) -> None:
 
 
 def _sparse(path: Path, beside: Path) -> None:
-    """A table with holes in place of rows that nobody wrote."""
+    """A table with holes in place of rows that were never written."""
     spec = tierstore.TableSpec(500, 3, sparse=True)
     with tierstore.create(path, {"t": spec}, budget=NONE, keep=2) as store:
         store["t"].write([0, 499, 250], _values(15, 3, 3))

@@ -642,7 +642,7 @@ with _io.publish(sys.argv[1], force=True) as temporary:
 
 @pytest.mark.parametrize("make", ["temporary.write_bytes(b'half')", "temporary.mkdir()"])
 def test_what_a_killed_process_left_is_removed(tmp_path, make):
-    """At once, by whoever writes the same target; not while its process lives, nor of others."""
+    """The next writer of the same target does it; not while its process lives, nor of others."""
     command = [sys.executable, "-c", WRITER.format(make=make)]
 
     def started(name):

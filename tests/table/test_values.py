@@ -207,7 +207,7 @@ def test_reading_copies_nothing():
 
 
 def test_a_frame_is_held_to_the_type_of_its_elements():
-    """As an array is: floats of 64 bits are not rounded without a word, whoever holds them."""
+    """As an array is: floats of 64 bits are not rounded without a word, in a frame neither."""
     pandas = pytest.importorskip("pandas")
     wide, field = np.random.default_rng(4).standard_normal((3, 2)), Field(2, "float32")
     for given in (wide, pandas.DataFrame(wide), pandas.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6]})):

@@ -342,7 +342,7 @@ class State:
         }
 
     def _lacks_payload(self, opening: Opening) -> bool:
-        """Whether files of values of the manifest are missing; nobody removes those of a writer."""
+        """Whether files of values of the manifest are missing; those of a writer stay."""
         return False
 
     @property

@@ -390,10 +390,6 @@ class JointTable(Table):
         moved = torch.from_numpy(now.starts - before.starts)[numbers]
         return torch.where(given < 0, given, given + moved).to(rows.device)
 
-    def checks_late(self, ids: Tensor) -> bool:
-        """Whether `lease_features` checks ids in the launches of the lease."""
-        return self.location.has(ids)
-
     @in_present_tiers
     def lease_features(self, ids: Tensor, features: Features, lengths: Sequence[int]) -> Lease:
         """Lease ids instead of rows; raises as `in_space` does."""
